@@ -1,0 +1,147 @@
+"""Every setting of a fine-tuning run. Knows no stage; each stage names the settings it depends on."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from medusa_spec.errors import ConfigError
+from medusa_spec.heads import HeadsConfig
+
+DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+SELF = "self"
+"""The value of `data` that asks the model to write its own prompts and answers."""
+
+_AT_LEAST_ONE = (
+    "max_length num_heads num_layers rank epochs batch_positions shard_positions batch_tokens save_steps "
+    "tree_width max_tree_size self_conversations self_new_tokens report_new_tokens"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """Settings of a run, all stages.
+
+    Attributes:
+        model: Folder or hub id of the target.
+        data: Files (JSONL, `.gz` too, parquet) or hub data sets; `("self",)` lets the model write its own.
+        output: Folder of the run; `heads/` in it is the result.
+        revision: Revision of the target on the hub.
+        sources: Keep only records whose `source` field is one of these; None keeps all.
+        max_length: Tokens after which a conversation is cut.
+        held_out: Share of the conversations kept from training, for calibration and report.
+        num_heads: K.
+        num_layers: Residual blocks per head.
+        lm_head: `shared`, `own` or `low_rank`, as in `HeadsConfig`.
+        rank: Rank of `low_rank`.
+        draft_vocab_size: Tokens that heads can guess, the most frequent of the answers; None means all.
+        init_from: Trained heads (folder, packaged name or hub id) to start from; None starts at the identity.
+        epochs: Passes over the stored states.
+        batch_positions: Positions per training step.
+        learning_rate: Peak of the cosine schedule.
+        weight_decay: AdamW's.
+        warmup: Share of the steps over which the learning rate rises.
+        max_grad_norm: Clipping.
+        depth_decay: Weight of head k in the loss is `depth_decay ** k`.
+        save_steps: Steps between training checkpoints: what a kill can cost.
+        seed: Order of the data.
+        dtype: Dtype of the target while its states are read; `auto` is bfloat16, or float32 on a CPU that would only
+            emulate it (four times slower).
+        device: Where the target and the training run; None takes a GPU if there is one.
+        batch_tokens: Tokens, padding included, per pass of the target.
+        shard_positions: Positions per shard of the store: what a kill of the states stage can cost.
+        reverse: Read the states from the last shard backwards: a second process beside a first one, until they meet.
+        tree_width: Ranks per head that calibration counts.
+        max_tree_size: Largest tree considered, in draft nodes.
+        tree_size: Draft nodes of the tree; None chooses by measured pass times.
+        report_prompts: Held-out prompts that the report decodes.
+        report_new_tokens: Tokens decoded per prompt of the report.
+        self_conversations: Conversations written for `data=("self",)`.
+        self_new_tokens: Longest answer written for `data=("self",)`.
+
+    Raises:
+        ConfigError: If a value is out of range, naming it.
+    """
+
+    model: str
+    data: tuple[str, ...]
+    output: str
+    revision: str | None = None
+    sources: tuple[str, ...] | None = None
+    max_length: int = 1024
+    held_out: float = 0.02
+    num_heads: int = 4
+    num_layers: int = 1
+    lm_head: Literal["shared", "own", "low_rank"] = "shared"
+    rank: int = 64
+    draft_vocab_size: int | None = 4096
+    init_from: str | None = None
+    epochs: int = 6
+    batch_positions: int = 2048
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    warmup: float = 0.05
+    max_grad_norm: float = 1.0
+    depth_decay: float = 0.8
+    save_steps: int = 200
+    seed: int = 0
+    dtype: DType = "auto"
+    device: str | None = None
+    batch_tokens: int = 2048
+    shard_positions: int = 16384
+    reverse: bool = False
+    tree_width: int = 12
+    max_tree_size: int = 63
+    tree_size: int | None = None
+    report_prompts: int = 16
+    report_new_tokens: int = 128
+    self_conversations: int = 2000
+    self_new_tokens: int = 224
+
+    def __post_init__(self) -> None:
+        for name in ("data", "sources"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, (value,))
+            elif value is not None:
+                object.__setattr__(self, name, tuple(str(item) for item in value))
+        if not self.data:
+            raise ConfigError("data must name at least one file or data set, got none; 'self' needs no data")
+        for name in _AT_LEAST_ONE.split():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"held_out must be a share between 0 and 1, got {self.held_out}")
+        if not self.learning_rate > 0:
+            raise ConfigError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"warmup must be a share of the steps in 0..1, got {self.warmup}")
+        if not 0 < self.depth_decay <= 1:
+            raise ConfigError(f"depth_decay must be in 0..1 and above 0, got {self.depth_decay}")
+        if self.dtype not in get_args(DType):
+            raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}, got {self.dtype!r}")
+
+    def heads_config(self, *, hidden_size: int, vocab_size: int) -> HeadsConfig:
+        """The heads' config on a target of these sizes; a draft vocabulary of V or more means all of V."""
+        size = self.draft_vocab_size
+        return HeadsConfig(
+            hidden_size=hidden_size,
+            vocab_size=vocab_size,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+            lm_head=self.lm_head,
+            rank=self.rank,
+            draft_vocab_size=None if size is None or size >= vocab_size else size,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain types, for JSON."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "FinetuneConfig":
+        """The inverse of `to_dict`; an unknown key is an error that names it."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown settings {unknown}; known are {sorted(known)}")
+        return cls(**values)

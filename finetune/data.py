@@ -1,0 +1,152 @@
+"""The data stage: conversations in, token ids with masks out, split into train and held-out."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from medusa_spec.errors import DataError
+from medusa_spec.finetune import stages
+from medusa_spec.finetune.chat import chat_template_hash, has_generation_marks, render
+from medusa_spec.finetune.config import SELF, FinetuneConfig
+from medusa_spec.finetune.files import write_json
+from medusa_spec.finetune.records import Record, fingerprint, read_records
+from medusa_spec.finetune.tokens import TokenWriter
+
+SPLITS = ("train", "held_out")
+
+
+def settings(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What the data stage's result depends on."""
+    if config.data == (SELF,):
+        inputs = ["self", config.self_conversations, config.self_new_tokens, config.seed, config.dtype]
+    else:
+        inputs = [fingerprint(name) for name in config.data]
+    return {
+        "model": config.model,
+        "revision": config.revision,
+        "inputs": inputs,
+        "sources": config.sources,
+        "max_length": config.max_length,
+        "held_out": config.held_out,
+        "chat_template": chat_template_hash(tokenizer),
+        "vocabulary": len(tokenizer),
+    }
+
+
+class HasTokenizer(Protocol):
+    """What this stage asks of a target: `Target` has it."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's tokenizer, with its chat template."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids at which generation stops."""
+        ...
+
+
+def run_data(config: FinetuneConfig, target: HasTokenizer) -> dict[str, Any]:
+    """Runs the stage, or finds it done.
+
+    Returns:
+        The manifest, which also lies in `data/manifest.json`.
+
+    Raises:
+        DataError: If a record cannot be used, or nothing is left to train on or to hold out.
+    """
+    output, wanted = Path(config.output), settings(config, target.tokenizer)
+    if stages.begin(output, "data", wanted):
+        return dict(stages.read_done(output, "data")["result"])
+    folder = output / "data"
+    folder.mkdir(exist_ok=True)
+    names = [str(output / "self.jsonl")] if config.data == (SELF,) else list(config.data)
+    records = list(select(names, config.sources))
+    manifest = tokenize(records, target.tokenizer, target.eos_ids, folder, config)
+    manifest["settings"] = wanted
+    write_json(folder / "manifest.json", manifest)
+    stages.finish(output, "data", wanted, manifest)
+    return manifest
+
+
+def select(names: Iterable[str], sources: tuple[str, ...] | None) -> Iterator[Record]:
+    """The records of all inputs whose `source` is among `sources`.
+
+    Raises:
+        DataError: If none is left.
+    """
+    seen: Counter[str | None] = Counter()
+    kept = 0
+    for name in names:
+        for record in read_records(name):
+            seen[record.source] += 1
+            if sources is None or record.source in sources:
+                kept += 1
+                yield record
+    if not kept:
+        raise DataError(f"sources must name at least one source of the data: {dict(seen)}, got {sources}")
+
+
+def held_out_keys(records: Iterable[Record], share: float) -> set[str]:
+    """Split keys of the held-out conversations: chosen by hash, so that order and additions move nothing.
+
+    Raises:
+        DataError: If there are fewer than two different prompts.
+    """
+    keys = sorted({record.split_key() for record in records})
+    if len(keys) < 2:
+        raise DataError(
+            f"data must hold at least two different prompts, one to train on and one to hold out, got {len(keys)}"
+        )
+    chosen = {key for key in keys if int(key[:15], 16) < share * 16**15}
+    return chosen - {keys[-1]} if chosen else {keys[0]}
+
+
+def tokenize(
+    records: list[Record],
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: frozenset[int],
+    folder: Path,
+    config: FinetuneConfig,
+) -> dict[str, Any]:
+    """Renders all records into `folder`.
+
+    Returns:
+        Counts: by split, by source and licence, cut and skipped conversations.
+    """
+    held_out = held_out_keys(records, config.held_out)
+    writers = {split: TokenWriter(folder, split) for split in SPLITS}
+    cut = skipped = 0
+    sources: Counter[str] = Counter()
+    licenses: Counter[str] = Counter()
+    for record in records:
+        rendered = render(record, tokenizer, eos_ids)
+        ids, mask = rendered.input_ids[: config.max_length], rendered.mask[: config.max_length]
+        cut += len(rendered.input_ids) > config.max_length
+        if sum(mask) < 2:  # the first answer token is the root of a draft; a head needs one after it
+            skipped += 1
+            continue
+        writers["held_out" if record.split_key() in held_out else "train"].add(ids, mask)
+        sources[record.source or "not given"] += 1
+        licenses[record.license or "not given"] += 1
+    for split, writer in writers.items():
+        writer.flush()
+        if not writer.conversations:
+            raise DataError(
+                f"data must leave at least one {split} conversation with an answer of two tokens within max_length = "
+                f"{config.max_length}, got none ({skipped} skipped); raise max_length or give more data"
+            )
+    return {
+        "splits": {split: writer.counts() for split, writer in writers.items()},
+        "records": len(records),
+        "cut": cut,
+        "skipped": skipped,
+        "sources": dict(sources),
+        "licenses": dict(licenses),
+        "chat_template_hash": chat_template_hash(tokenizer),
+        "generation_marks": has_generation_marks(tokenizer),
+    }

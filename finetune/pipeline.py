@@ -1,0 +1,95 @@
+"""All stages in one output folder, each skipped when it is done."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from medusa_spec.errors import ConfigError
+from medusa_spec.finetune import stages as marks
+from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.data import run_data
+from medusa_spec.finetune.states import run_states
+from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.train import run_train
+
+
+STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
+    "data": run_data,
+    "states": run_states,
+    "train": run_train,
+}
+"""The stages in their order."""
+
+
+def run_pipeline(
+    config: FinetuneConfig,
+    *,
+    stages: Sequence[str] | None = None,
+    redo: str | None = None,
+    target: Target | None = None,
+) -> Path:
+    """Runs the stages that are not done.
+
+    Args:
+        config: All settings.
+        stages: Names of the stages to run; None runs all.
+        redo: Stage from which on everything is deleted and run again.
+        target: The loaded target, to save loading it; None loads `config.model` when a stage needs it.
+
+    Returns:
+        The output folder.
+
+    Raises:
+        ConfigError: If a stage is unknown, or was run before with other settings.
+    """
+    for name in (*(stages or ()), *([redo] if redo else ())):
+        if name not in STAGES:
+            raise ConfigError(f"stages must be among {', '.join(STAGES)}, got {name!r}")
+    output = Path(config.output)
+    output.mkdir(parents=True, exist_ok=True)
+    if redo is not None:
+        for name in list(STAGES)[list(STAGES).index(redo) :]:
+            marks.forget(output, name)
+    target = target or Target(config)
+    for name, stage in STAGES.items():
+        if stages is None or name in stages:
+            stage(config, target)
+    return output
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m medusa_spec.finetune.pipeline")
+    parser.add_argument("--stages", help=f"comma-separated, among {','.join(STAGES)}; default all")
+    parser.add_argument("--redo", help="delete this stage and the later ones, and run them again")
+    parser.add_argument("--reverse", action="store_true", help="states: from the last shard backwards")
+    for field in fields(FinetuneConfig):
+        if field.name == "reverse":
+            continue
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            nargs="+" if field.name in ("data", "sources") else None,
+            type=_TYPES.get(str(field.type).split(" |")[0], str),
+            required=field.name in ("model", "data", "output"),
+            default=argparse.SUPPRESS,
+        )
+    return parser.parse_args(arguments)
+
+
+def _integer_or_none(text: str) -> int | None:
+    return None if text.lower() == "none" else int(text)
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {"<class 'int'>": int, "<class 'float'>": float, "int": _integer_or_none}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The same from a command line; `medusa-spec finetune` is the comfortable one."""
+    values = vars(_parse(arguments))
+    names, redo = values.pop("stages"), values.pop("redo")
+    run_pipeline(FinetuneConfig(**values), stages=names and names.split(","), redo=redo)
+
+
+if __name__ == "__main__":
+    main()

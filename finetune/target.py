@@ -1,0 +1,79 @@
+"""The frozen target of a run, loaded when a stage first asks for it."""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from medusa_spec.backbone import Backbone
+from medusa_spec.finetune.config import FinetuneConfig
+
+TORCH_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_NATIVE_BF16 = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+"""Not public in torch: where a version lacks them, float32 is the careful answer."""
+
+
+
+def compute_device(config: FinetuneConfig) -> torch.device:
+    """The device asked for, else a GPU if there is one."""
+    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def compute_dtype(config: FinetuneConfig) -> torch.dtype:
+    """The dtype asked for; `auto` avoids bfloat16 where the CPU has no instructions for it."""
+    if config.dtype != "auto":
+        return TORCH_DTYPES[config.dtype]
+    if compute_device(config).type != "cpu":
+        return torch.bfloat16
+    native = (getattr(torch.cpu, name, None) for name in _NATIVE_BF16)
+    return torch.bfloat16 if any(check is not None and check() for check in native) else torch.float32
+
+
+class Target:
+    """Tokenizer, model and backbone of `config.model`; each is loaded once, on first use.
+
+    Args:
+        config: Names model, revision, dtype and device.
+    """
+
+    def __init__(self, config: FinetuneConfig) -> None:
+        self.config = config
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return AutoTokenizer.from_pretrained(self.config.model, revision=self.config.revision)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids at which generation stops: the generation config's, and the tokenizer's own."""
+        ids = {self.tokenizer.eos_token_id}
+        try:
+            stop = GenerationConfig.from_pretrained(self.config.model, revision=self.config.revision).eos_token_id
+            ids |= set(stop) if isinstance(stop, list) else {stop}
+        except OSError:
+            pass  # a model without a generation config stops at the tokenizer's EOS
+        return frozenset(int(token) for token in ids if token is not None)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype of the target."""
+        return compute_dtype(self.config)
+
+    @cached_property
+    def model(self) -> Any:
+        """The causal LM, frozen, in `config.dtype`."""
+        config = self.config
+        model = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, dtype=self.dtype)
+        return model.to(compute_device(config)).eval().requires_grad_(False)
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The backbone attached to the model."""
+        return Backbone(self.model)

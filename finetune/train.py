@@ -1,0 +1,156 @@
+"""The train stage: fresh or given heads in, trained heads out. The target is only asked for its LM head."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from medusa_spec.backbone import Backbone
+from medusa_spec.checkpoint import WEIGHTS_NAME, heads_folder, load_heads
+from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
+from medusa_spec.finetune import stages
+from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.files import write_json, write_tensors
+from medusa_spec.finetune.records import fingerprint
+from medusa_spec.finetune.store import StateStore
+from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.tokens import TokenData
+from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.finetune.trainer import train_heads
+from medusa_spec.heads import HeadsConfig, MedusaHeads, coverage, most_frequent
+
+_DEPENDS_ON = (
+    "num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate weight_decay "
+    "warmup max_grad_norm depth_decay save_steps seed"
+).split()
+
+
+def settings(config: FinetuneConfig) -> dict[str, Any]:
+    """What the stage's result depends on."""
+    found: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS_ON}
+    found["states"] = stages.read_done(Path(config.output), "states")["hash"]
+    if config.init_from is not None:
+        found["init_weights"] = fingerprint(str(heads_folder(config.init_from) / WEIGHTS_NAME))
+    return found
+
+
+def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
+    """Runs the stage, from its last checkpoint if it was stopped.
+
+    Returns:
+        A record: the heads' config, coverage of the draft vocabulary, steps, the last log lines.
+    """
+    output, wanted = Path(config.output), settings(config)
+    if stages.begin(output, "train", wanted):
+        return dict(stages.read_done(output, "train")["result"])
+    folder = output / "train"
+    folder.mkdir(exist_ok=True)
+    counts = TokenData(output / "data", "train").answer_counts(target.backbone.vocab_size)
+    heads = start_heads(config, target.backbone, counts, target.eos_ids)
+    start = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
+    model = TrainedHeads(heads, depth_decay=config.depth_decay)
+    stores = [StateStore(output / "states", split) for split in ("train", "held_out")]
+    history = train_heads(model, *stores, config, folder)
+    check_trained(start, heads)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
+    write_tensors(folder / WEIGHTS_NAME, state)
+    write_json(folder / "history.json", history)
+    result = {
+        "heads": heads.config.to_dict(),
+        "draft_coverage": 1.0 if heads.draft_ids is None else coverage(counts, heads.draft_ids.cpu()),
+        "positions": len(stores[0]),
+        "held_out_positions": len(stores[1]),
+        "steps": max((int(entry["step"]) for entry in history), default=0),
+        "accuracy": _last(history, "top1_head_0"),
+    }
+    stages.finish(output, "train", wanted, result)
+    return result
+
+
+def start_heads(
+    config: FinetuneConfig, backbone: Backbone, counts: torch.Tensor, eos_ids: frozenset[int]
+) -> MedusaHeads:
+    """Heads to begin with, in float32: the identity start, or trained ones.
+
+    Args:
+        config: Names the sizes, or the heads to start from.
+        backbone: The target.
+        counts: Int64 [V], answer tokens of the train split, from which the draft vocabulary is chosen.
+        eos_ids: Always in the draft vocabulary.
+    """
+    sizes = config.heads_config(hidden_size=backbone.hidden_size, vocab_size=backbone.vocab_size)
+    if config.init_from is not None:
+        return _given_heads(config.init_from, sizes, backbone)
+    ids = None
+    if sizes.draft_vocab_size is not None:
+        always = [token for token in eos_ids if token < backbone.vocab_size]
+        ids = most_frequent(counts, sizes.draft_vocab_size, always=always)
+    projection = backbone.projection().rows(ids).to(torch.float32)
+    torch.manual_seed(config.seed)  # `low_rank` draws its `down`
+    return MedusaHeads(sizes, projection, ids).float().to(projection.weight.device)
+
+
+def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> MedusaHeads:
+    heads, _ = load_heads(name, backbone, dtype=torch.float32)
+    fixed = ("num_heads", "num_layers", "lm_head", *(["rank"] if sizes.lm_head == "low_rank" else []))
+    for key in fixed:
+        ours, theirs = getattr(sizes, key), getattr(heads.config, key)
+        if ours != theirs:
+            raise ConfigError(f"{key} must be that of init_from = {name!r}, which is {theirs!r}, got {ours!r}")
+    check_loaded(heads, load_file(heads_folder(name) / WEIGHTS_NAME), name)
+    for parameter in heads.parameters():
+        parameter.requires_grad_(True)
+    return heads.train()
+
+
+def check_loaded(heads: MedusaHeads, stored: dict[str, torch.Tensor], name: str) -> None:
+    """Compares norms with those on disk: training on from heads must not silently begin with fresh ones.
+
+    Raises:
+        CheckpointError: If a norm differs, or all weights are those of the identity start.
+    """
+    for key, tensor in heads.state_dict().items():
+        expected, got = float(stored[key].float().norm()), float(tensor.float().norm())
+        if abs(expected - got) > 1e-3 * max(expected, 1e-6):
+            raise CheckpointError(f"{key} of {name!r} must have norm {expected:.6g} as on disk, got {got:.6g}")
+    if all(float(p.norm()) == 0 for key, p in heads.named_parameters() if ".blocks." in key):
+        raise CheckpointError(f"init_from must name trained heads, but all blocks of {name!r} are zero")
+
+
+def check_trained(start: dict[str, torch.Tensor], heads: MedusaHeads) -> None:
+    """Every head has moved, and no tensor is empty.
+
+    Raises:
+        MedusaError: If one has not: it had no target in the data, or no gradient.
+    """
+    moved = [False] * heads.config.num_heads
+    for key, tensor in heads.state_dict().items():
+        if tensor.numel() == 0:
+            raise MedusaError(f"tensor {key} is empty after training")
+        if key.startswith("heads."):
+            moved[int(key.split(".")[1])] |= not torch.equal(tensor, start[key])
+    if not all(moved):
+        raise MedusaError(
+            f"every head must have changed, but head {moved.index(False)} did not: no answer in the data is long enough "
+            "to give it a target within the draft vocabulary; lower num_heads or give longer answers"
+        )
+
+
+def load_trained(config: FinetuneConfig, backbone: Backbone) -> MedusaHeads:
+    """The heads of a finished train stage, in float32 but rounded to bfloat16, as they will be used."""
+    output = Path(config.output)
+    sizes = HeadsConfig.from_dict(stages.read_done(output, "train")["result"]["heads"])
+    state = load_file(output / "train" / WEIGHTS_NAME)
+    rounded = {
+        key: tensor if key == "draft_ids" else tensor.to(torch.bfloat16).float() for key, tensor in state.items()
+    }
+    ids = rounded.get("draft_ids")
+    heads = MedusaHeads(sizes, backbone.projection().rows(ids).to(torch.float32), ids)
+    heads.load_state_dict(rounded)
+    return heads.to(heads.projection.weight.device).requires_grad_(False).eval()
+
+
+def _last(history: list[dict[str, float]], key: str) -> dict[str, float]:
+    entries = [entry for entry in history if key in entry]
+    return {name: value for name, value in entries[-1].items() if name.startswith("top")} if entries else {}

@@ -1,0 +1,59 @@
+"""Medusa heads made fast for decoding: all heads in one product. Same guesses as the modules, no gradients."""
+
+import torch
+
+from medusa_spec.heads.medusa import MedusaHeads
+
+
+class StackedMedusaHeads:
+    """A frozen copy of `MedusaHeads` with the K heads stacked.
+
+    The first block of every head reads the same h, so K products become one of K * H rows; with the shared LM head
+    the K features then pass it together.
+
+    Args:
+        heads: Trained heads.
+        dtype: Compute dtype, the target's.
+        device: Where to compute.
+    """
+
+    def __init__(self, heads: MedusaHeads, *, dtype: torch.dtype, device: torch.device) -> None:
+        config = heads.config
+        self.num_heads, self.hidden_size = config.num_heads, config.hidden_size
+        self.projection = heads.projection.to(dtype)
+
+        def stack(tensors: list[torch.Tensor]) -> torch.Tensor:
+            return torch.stack([t.detach() for t in tensors]).to(device=device, dtype=dtype).contiguous()
+
+        blocks = [[head.blocks[layer].linear for head in heads.heads] for layer in range(config.num_layers)]
+        self.weights = [stack([linear.weight for linear in layer]) for layer in blocks]  # each [K, H, H]
+        self.biases = [stack([linear.bias for linear in layer]) for layer in blocks]  # each [K, H]
+        self.own = self.own_bias = self.down = self.up = None
+        if config.lm_head == "own":
+            self.own = stack([head.lm_head.weight for head in heads.heads])  # [K, Vd, H]
+            if heads.projection.bias is not None:
+                self.own_bias = stack([head.lm_head.bias for head in heads.heads])  # [K, Vd]
+        elif config.lm_head == "low_rank":
+            self.down = stack([head.down.weight for head in heads.heads])  # [K, r, H]
+            self.up = stack([head.up.weight for head in heads.heads])  # [K, Vd, r]
+
+    def features(self, h: torch.Tensor) -> torch.Tensor:
+        """h [H] to the heads' features [K, H]."""
+        first = self.weights[0].view(-1, self.hidden_size)
+        z = torch.nn.functional.linear(h, first, self.biases[0].view(-1)).view(self.num_heads, -1)
+        z = h + torch.nn.functional.silu(z)
+        for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
+            z = z + torch.nn.functional.silu(torch.bmm(weight, z.unsqueeze(-1)).squeeze(-1) + bias)
+        return z
+
+    @torch.inference_mode()
+    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+        """h [H] to draft logits [K, draft vocabulary] in the compute dtype."""
+        z = self.features(h)
+        if self.own is not None:
+            raw = torch.bmm(self.own, z.unsqueeze(-1)).squeeze(-1)
+            return self.projection.finish(raw if self.own_bias is None else raw + self.own_bias)
+        raw = torch.nn.functional.linear(z, self.projection.weight, self.projection.bias)
+        if self.up is not None and self.down is not None:
+            raw = raw + torch.bmm(self.up, torch.bmm(self.down, z.unsqueeze(-1))).squeeze(-1)
+        return self.projection.finish(raw)

@@ -1,0 +1,216 @@
+"""Tree attention: N nodes attend to the prefix and to their ancestors. Knows tensors and kernels, not models."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from medusa_spec.kernels import Kernel, merge_parts, prefix_kernel, sink_rescale, small_kernel
+from medusa_spec.tree import TreeShape
+
+if TYPE_CHECKING:
+    from medusa_spec.cache import SlabCache
+
+SPLIT_FROM = 1024
+"""Prefix length from which two kernels (flash over the prefix, masked over the rest) beat one masked kernel."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Visibility:
+    """Which keys of one row and layer kind the N nodes see, as slots of the row's key buffer.
+
+    ```
+    window 4, prefix of 6 keys, chain of 3 nodes        slots   0 1 2 | 3 | 4 5 | 6 7 8
+                                                        node 0  · · · | ■ | ■ ■ | ■ · ·
+                                                        node 1  · · · | · | ■ ■ | ■ ■ ·
+                                                        node 2  · · · | · | · ■ ...       (common then begins at 5)
+                                                              unseen boundary common tree
+    ```
+
+    Attributes:
+        first: First slot that any node sees; the boundary reaches from here to `common`.
+        common: First slot that every node sees.
+        end: First slot of the tree; the common part ends here.
+        mask: Bool [N, boundary + N]: what each node sees of the boundary and of the tree.
+    """
+
+    first: int
+    common: int
+    end: int
+    mask: torch.Tensor
+
+
+def visibility(shape: TreeShape, *, length: int, base: int, window: int | None) -> Visibility:
+    """What the nodes of a tree behind `length` prefix tokens see.
+
+    A key at position p is seen from position q if q - window < p <= q: Hugging Face's sliding window.
+
+    Args:
+        shape: The tree.
+        length: Prefix tokens of the row; node i is at position length + depth of i.
+        base: Position held by slot 0 of the key buffer (a sliding layer forgets its oldest keys).
+        window: Width of the sliding window, None for full attention.
+    """
+    end = length - base
+    if window is None:
+        return Visibility(first=0, common=0, end=end, mask=shape.mask)
+    depths = torch.tensor(shape.depths)
+    left = (length + depths - window + 1).clamp(base, length) - base  # first prefix slot that each node sees
+    first, common = int(left.min()), int(left.max())
+    boundary = torch.arange(first, common) >= left[:, None]
+    near = depths[:, None] - depths[None, :] < window
+    return Visibility(first=first, common=common, end=end, mask=torch.cat([boundary, shape.mask & near], dim=1))
+
+
+@dataclass(kw_only=True, eq=False)
+class TreePass:
+    """One verify pass as the attention layers see it. Made anew for each pass, shared by all layers.
+
+    Attributes:
+        shape: The tree, the same for every row.
+        cache: The cache whose prefixes the nodes stand behind.
+        device: Device of the input ids; `to` gives the same pass on another, for sharded models.
+    """
+
+    shape: TreeShape
+    cache: "SlabCache"
+    device: torch.device
+    _biases: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
+    _visible: dict[Any, Visibility] = field(default_factory=dict, repr=False)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Prefix length of each row."""
+        return self.cache.lengths
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Position of every node, int64 [B, N]."""
+        depths = torch.tensor(self.shape.depths, device=self.device)
+        return torch.tensor(self.lengths, device=self.device)[:, None] + depths
+
+    @property
+    def no_mask(self) -> torch.Tensor:
+        """A mask of four dimensions that says nothing: [1, 1, 1, 1]."""
+        return torch.zeros(1, 1, 1, 1, device=self.device)
+
+    def to(self, device: torch.device) -> "TreePass":
+        """The same pass for layers on another device; called by accelerate's hooks on sharded models."""
+        return self if device == self.device else TreePass(shape=self.shape, cache=self.cache, device=device)
+
+    def visible(self, layer: int, row: int) -> Visibility:
+        """What row `row` sees at attention layer `layer`; worked out once per layer kind."""
+        window, base = self.cache.window(layer), self.cache.base(layer, row)
+        key = (row, window, base)
+        if key not in self._visible:
+            self._visible[key] = visibility(self.shape, length=self.lengths[row], base=base, window=window)
+        return self._visible[key]
+
+    def bias(self, seen: Visibility, *, whole: bool, groups: int, like: torch.Tensor) -> torch.Tensor:
+        """Additive mask for folded queries, made once per pass and layer kind.
+
+        Args:
+            seen: Result of `visible`.
+            whole: Over all keys from `seen.first` on; otherwise over boundary and tree only.
+            groups: Query heads per KV head; they are folded into the rows.
+            like: A tensor of the kernel's dtype and device.
+
+        Returns:
+            [1, 1, groups * N, keys] of 0 and -inf.
+        """
+        key = (id(seen), whole, groups, like.dtype, like.device)
+        if key not in self._biases:
+            boundary = seen.common - seen.first
+            mask = seen.mask
+            if whole:
+                common = mask.new_ones(mask.shape[0], seen.end - seen.common)
+                mask = torch.cat([mask[:, :boundary], common, mask[:, boundary:]], dim=1)
+            bias = torch.zeros(mask.shape, dtype=like.dtype).masked_fill_(~mask, float("-inf"))
+            self._biases[key] = bias.to(like.device).repeat(groups, 1)[None, None]
+        return self._biases[key]
+
+
+def tree_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    tree_pass: TreePass,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of the nodes of a tree, with the signature of Hugging Face's attention functions.
+
+    Args:
+        module: The attention layer; its `layer_idx` names its part of the cache.
+        query: [B, Hq, N, D].
+        key: [B, Hkv, S, D], the layer's key buffer with the nodes' keys behind each row's prefix.
+        value: [B, Hkv, S, Dv].
+        attention_mask: Not read; the tree says who sees whom.
+        tree_pass: The tree and the cache.
+        scaling: Factor of the scores; None means D ** -0.5.
+        softcap: c of c * tanh(score / c), or None.
+        s_aux: One attention sink logit per query head [Hq], or None.
+        **kwargs: What else the layer passes; nothing in it changes attention over a cache without padding.
+
+    Returns:
+        Output [B, N, Hq, Dv] and None in place of weights.
+    """
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    rows = [
+        _attend_row(query[row, None], key[row, None], value[row, None], row, layer, tree_pass, scale, softcap, s_aux)
+        for row in range(query.shape[0])
+    ]
+    return (rows[0] if len(rows) == 1 else torch.cat(rows)), None
+
+
+def _attend_row(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    row: int,
+    layer: int,
+    tree_pass: TreePass,
+    scale: float,
+    softcap: float | None,
+    s_aux: torch.Tensor | None,
+) -> torch.Tensor:
+    """One row alone, so that its result does not depend on the batch; [1, N, Hq, Dv]."""
+    _, heads, nodes, dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    folded = query.reshape(1, kv_heads, groups * nodes, dim)
+    seen = tree_pass.visible(layer, row)
+    stop = seen.end + nodes
+    parts: Kernel = small_kernel(query.device, softcap)
+    if seen.end - seen.common < SPLIT_FROM or softcap is not None:
+        bias = tree_pass.bias(seen, whole=True, groups=groups, like=query)
+        out, lse = parts(folded, key[:, :, seen.first : stop], value[:, :, seen.first : stop], bias, scale, softcap)
+    else:
+        bias = tree_pass.bias(seen, whole=False, groups=groups, like=query)
+        common = slice(seen.common, seen.end)
+        prefix = prefix_kernel(query.device)(folded, key[:, :, common], value[:, :, common], None, scale, None)
+        near = _without_common(key, seen, stop), _without_common(value, seen, stop)
+        out, lse = merge_parts(prefix, parts(folded, *near, bias, scale, None))
+    if s_aux is not None:
+        out = sink_rescale(out, lse, s_aux, groups, nodes)
+    out = out.to(query.dtype).reshape(1, heads, nodes, value.shape[-1])
+    return out.transpose(1, 2).contiguous()
+
+
+def _without_common(states: torch.Tensor, seen: Visibility, stop: int) -> torch.Tensor:
+    """Boundary and tree keys side by side; a view when there is no boundary."""
+    tree = states[:, :, seen.end : stop]
+    if seen.first == seen.common:
+        return tree
+    return torch.cat([states[:, :, seen.first : seen.common], tree], dim=2)
+
+
+AttentionFunction = Callable[..., tuple[torch.Tensor, None]]

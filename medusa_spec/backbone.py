@@ -1,0 +1,351 @@
+"""The target as this library sees it. The only file that reads Hugging Face model internals; knows no tree search, no loop."""
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from medusa_spec.attention import TreePass, tree_attention
+from medusa_spec.errors import AttachError, UnsupportedError
+from medusa_spec.heads import Projection
+
+PREFIX = "medusa_spec."
+TREE_ARGUMENT = "medusa_tree_pass"
+
+_capture: ContextVar[list[torch.Tensor] | None] = ContextVar("medusa_spec_capture", default=None)
+"""Where the LM head's input of *this* context's forward goes; other threads' forwards see None."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TargetOutput:
+    """What one pass of the target gives.
+
+    Attributes:
+        logits: [B, T, V], after the model's own post-processing, in the model's dtype.
+        h: [B, T, H], the tensor that entered the LM head.
+    """
+
+    logits: torch.Tensor
+    h: torch.Tensor
+
+
+class Backbone:
+    """A frozen causal LM with tree attention attached.
+
+    Attaching registers an attention and a mask function under a name of their own, and points the model's configs at
+    it. Both hand every call without a tree to the model's original functions, so plain calls behave as before, from
+    any thread. The tree travels as a keyword argument of the forward, which Hugging Face models hand to each layer's
+    attention.
+
+    Args:
+        model: A causal LM with an LM head; a PEFT model with weight-injecting adapters is unwrapped.
+
+    Raises:
+        UnsupportedError: If the model has no LM head, is an encoder-decoder, or carries prompt-learning adapters.
+        AttachError: If the model is attached already, or its attention cannot be exchanged.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = _unwrap(model)
+        self.lm_head = _lm_head(self.model)
+        parameters = inspect.signature(self.model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._keeps_logits = "logits_to_keep" in parameters
+        if "position_ids" not in parameters:
+            raise UnsupportedError(
+                f"{type(self.model).__name__}.forward takes no position_ids, which a tree needs (its nodes' positions "
+                "are not their places in the row); use the model without medusa-spec"
+            )
+        self._originals = _attach(self.model)
+        self._hook = self.lm_head.register_forward_pre_hook(_capture_input)
+        self.adapters = adapter_state(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where input ids go: the device of the input embeddings."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype of the target."""
+        return self.model.dtype
+
+    @property
+    def config(self) -> Any:
+        """The text decoder's config."""
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of h."""
+        return self.config.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits."""
+        return self.config.vocab_size
+
+    def deepest(self, length: int) -> int | None:
+        """How deep a tree may be behind `length` prefix tokens; None for no bound.
+
+        Learnt positions end with their table. Rotary positions that are rescaled by the longest position of a pass
+        (dynamic, longrope) must not be rescaled by a draft before the text itself gets there.
+        """
+        config = self.config
+        rope = getattr(config, "rope_parameters", None) or {}
+        for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):  # one per layer kind
+            kind = part.get("rope_type")
+            if kind in ("dynamic", "longrope"):
+                edge = part.get("original_max_position_embeddings") or config.max_position_embeddings
+                if length < edge:
+                    return edge - 1 - length
+                return 0 if kind == "dynamic" else None
+        bound = getattr(config, "max_position_embeddings", None)
+        return None if rope or bound is None else max(0, bound - 1 - length)
+
+    @property
+    def attached(self) -> bool:
+        """False after `detach`."""
+        return bool(self._originals)
+
+    def detach(self) -> None:
+        """Gives the model back as it was: attention, masks, hooks. Calling it twice does nothing."""
+        for config, original in self._originals:
+            config._attn_implementation_internal = original
+        self._originals = []
+        self._hook.remove()
+
+    def check_unchanged(self) -> None:
+        """Raises AttachError if an adapter was added, switched, merged or disabled since the attach."""
+        if not self.attached:
+            raise AttachError("this model was detached; wrap it again with MedusaModel(model, heads)")
+        if adapter_state(self.model) != self.adapters:
+            raise AttachError(
+                "the active adapters of the target changed after it was wrapped, so the wrapped heads and probe are "
+                "for another model; wrap it again: medusa_model.detach(); MedusaModel(model, heads)"
+            )
+
+    @torch.no_grad()
+    def forward(self, input_ids: torch.Tensor, *, last_only: bool = False, **kwargs: Any) -> TargetOutput:
+        """One plain pass that also returns h.
+
+        Args:
+            input_ids: [B, T].
+            last_only: Compute logits and h of the last position only (prefill).
+            **kwargs: Passed on; `cache` is renamed for older versions of transformers.
+
+        Returns:
+            Logits and h of the T positions, or of the last one.
+        """
+        if "cache" in kwargs:
+            kwargs[self._cache_argument] = kwargs.pop("cache")
+            kwargs["use_cache"] = kwargs[self._cache_argument] is not None
+        if self._keeps_logits:
+            kwargs["logits_to_keep"] = 1 if last_only else 0
+        with _capturing() as captured:
+            logits = self.model(input_ids=input_ids, return_dict=True, **kwargs).logits
+        h = captured[-1]
+        if last_only:
+            logits, h = logits[:, -1:], h[:, -1:]
+        return TargetOutput(logits=logits, h=h)
+
+    def verify(self, input_ids: torch.Tensor, tree_pass: TreePass) -> TargetOutput:
+        """One pass over the N nodes of a tree, each row behind its own prefix.
+
+        Args:
+            input_ids: Node tokens [B, N].
+            tree_pass: Shape, prefix lengths and cache; see `attention.TreePass`.
+
+        Returns:
+            Logits [B, N, V] and h [B, N, H] at every node.
+        """
+        return self.forward(
+            input_ids,
+            position_ids=tree_pass.positions,
+            # Four dimensions: Hugging Face passes such a mask through untouched, and tree attention does not read it.
+            attention_mask=tree_pass.no_mask,
+            cache=tree_pass.cache,
+            **{TREE_ARGUMENT: tree_pass},
+        )
+
+    @torch.no_grad()
+    def hidden_states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """h of every position without paying for the LM head, by cutting the forward off there.
+
+        Args:
+            input_ids: [B, T]; right padding is fine with a mask.
+            attention_mask: [B, T], 1 for real tokens; None means all are.
+
+        Returns:
+            h [B, T, H] in the model's dtype.
+        """
+        kwargs: dict[str, Any] = {"logits_to_keep": 0} if self._keeps_logits else {}
+        with _capturing(cut=True) as captured:
+            try:
+                self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **kwargs)
+            except _CutError:
+                pass
+        return captured[-1]
+
+    def projection(self) -> Projection:
+        """The LM head with the model's own post-processing, all V rows, as drafts use it."""
+        weight, bias = self.lm_head.weight.detach(), self.lm_head.bias
+        scale, softcap = self._post_processing()
+        return Projection(
+            weight=weight, bias=None if bias is None else bias.detach(), scale=scale, softcap=softcap
+        )
+
+    def _post_processing(self) -> tuple[float, float | None]:
+        """(scale, softcap) between the LM head's output and the model's logits, read off a pass and checked.
+
+        Drafts only need their order to be right, so what is not understood is left out rather than refused.
+        """
+        ids = torch.arange(1, 9, device=self.device).remainder(self.vocab_size).unsqueeze(0)
+        out = self.forward(ids)
+        raw = self.lm_head(out.h)[..., : self.vocab_size].detach().double()
+        logits = out.logits.double()
+        softcap = getattr(self.config, "final_logit_softcapping", None)
+        if softcap:
+            capped = softcap * torch.tanh(raw / softcap)
+            return (1.0, float(softcap)) if torch.allclose(capped, logits, rtol=0.02, atol=0.02) else (1.0, None)
+        scale = float((logits * raw).sum() / (raw * raw).sum().clamp_min(1e-30))
+        fits = torch.allclose(raw * scale, logits, rtol=0.02, atol=0.02 * float(logits.abs().max()))
+        return (scale if fits and abs(scale - 1.0) > 0.01 else 1.0), None
+
+    def lm_head_hash(self) -> str:
+        """Sixteen hex digits that name the LM head's weights: heads trained on another LM head are noticed."""
+        weight = self.lm_head.weight.detach()
+        sample = weight[:: max(1, weight.shape[0] // 512)].to("cpu", torch.float32).contiguous()
+        return hashlib.sha256(sample.numpy().tobytes() + repr(tuple(weight.shape)).encode()).hexdigest()[:16]
+
+
+def adapter_state(model: nn.Module) -> tuple[Any, ...]:
+    """What adapters do to the weights right now: names, active ones, merged, disabled. Equal states mean equal outputs."""
+    state = []
+    for name, module in model.named_modules():
+        if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters") and hasattr(module, "merged"):
+            state.append((name, tuple(module.active_adapters), bool(module.disable_adapters), bool(module.merged)))
+    return tuple(state)
+
+
+def _unwrap(model: Any) -> PreTrainedModel:
+    peft_configs = getattr(model, "peft_config", None)
+    if peft_configs and hasattr(model, "get_base_model"):
+        learned = [name for name, config in peft_configs.items() if getattr(config, "is_prompt_learning", False)]
+        if learned:
+            raise UnsupportedError(
+                f"adapters {learned} learn prompts: their virtual tokens would vanish from the drafted passes; use "
+                "adapters that change weights (LoRA and the like), or the base model"
+            )
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedError(
+            f"model must be a transformers PreTrainedModel with a causal LM head, got {type(model).__name__}"
+        )
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(f"{type(model).__name__} is an encoder-decoder; only decoder-only models are supported")
+    return model
+
+
+def _lm_head(model: PreTrainedModel) -> nn.Module:
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no LM head; load it with AutoModelForCausalLM rather than AutoModel"
+        )
+    return head
+
+
+# --- capturing h ------------------------------------------------------------------------------------------------------
+
+
+class _CutError(Exception):
+    """Ends a forward at the LM head once h is known."""
+
+
+class _Captured(list[torch.Tensor]):
+    cut = False
+
+
+@contextmanager
+def _capturing(cut: bool = False) -> Iterator[list[torch.Tensor]]:
+    captured = _Captured()
+    captured.cut = cut
+    token = _capture.set(captured)
+    try:
+        yield captured
+    finally:
+        _capture.reset(token)
+
+
+def _capture_input(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    captured = _capture.get()
+    if captured is not None:
+        captured.append(args[0])
+        if getattr(captured, "cut", False):
+            raise _CutError
+
+
+# --- attaching --------------------------------------------------------------------------------------------------------
+
+
+def _attach(model: PreTrainedModel) -> list[tuple[Any, str]]:
+    """Points every config of the model at delegating functions; returns (config, original name) to undo it."""
+    configs = {id(module.config): module.config for module in model.modules() if isinstance(module, PreTrainedModel)}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation_internal"):
+            configs.setdefault(id(config), config)
+    originals = []
+    for config in configs.values():
+        name = config._attn_implementation or "eager"
+        if name.startswith(PREFIX):
+            raise AttachError(
+                f"this {type(model).__name__} is already wrapped; use the MedusaModel that wraps it, or call its "
+                "detach() first"
+            )
+        _register(name)
+        originals.append((config, name))
+    for config, name in originals:
+        config._attn_implementation_internal = PREFIX + name
+    return originals
+
+
+def _register(name: str) -> None:
+    """Registers the delegating attention and mask for an original implementation; once per name and process."""
+    if PREFIX + name in AttentionInterface._global_mapping:
+        return
+
+    def attention(module: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+        tree_pass = kwargs.pop(TREE_ARGUMENT, None)
+        if tree_pass is not None:
+            return tree_attention(module, query, *args, tree_pass=tree_pass, **kwargs)
+        return _original_attention(module, name)(module, query, *args, **kwargs)
+
+    AttentionInterface.register(PREFIX + name, attention)
+    masks = AttentionMaskInterface()
+    if name in masks:
+        # Without this the mask would be skipped for an unknown name, and plain left-padded calls would be wrong.
+        AttentionMaskInterface.register(PREFIX + name, lambda *args, **kwargs: masks[name](*args, **kwargs))
+
+
+def _original_attention(module: nn.Module, name: str) -> Callable[..., tuple[torch.Tensor, Any]]:
+    """The function that the module's own modelling file would have called under its original name."""
+    for owner in type(module).__mro__:
+        namespace = vars(sys.modules.get(owner.__module__, sys))
+        interface = namespace.get("ALL_ATTENTION_FUNCTIONS")
+        if interface is not None:
+            return interface.get_interface(name, namespace.get("eager_attention_forward"))
+    raise AttachError(
+        f"{type(module).__name__} asks for attention outside transformers' attention interface; "
+        "tree attention cannot be attached to it"
+    )

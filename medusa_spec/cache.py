@@ -1,0 +1,298 @@
+"""Keys and values of prefix and tree. The only file that reads Hugging Face caches; knows no attention, no models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    get_layer_types_and_kwargs,
+)
+
+from medusa_spec.errors import UnsupportedError
+
+ALIGNMENT = 64
+"""Capacities are multiples of this many slots."""
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """Window of every layer of a text decoder's config; None for full attention.
+
+    Raises:
+        UnsupportedError: If a layer keeps something other than keys and values of a full or sliding attention; the
+            message names the layer and its kind.
+    """
+    kinds, arguments = get_layer_types_and_kwargs(config)
+    windows: list[int | None] = []
+    for index, (kind, kwargs) in enumerate(zip(kinds, arguments, strict=True)):
+        if kind == "full_attention":
+            windows.append(None)
+        elif kind == "sliding_attention":
+            windows.append(kwargs["sliding_window"])
+        else:
+            raise UnsupportedError(
+                f"layer {index} is of kind {kind!r}; trees are supported on full_attention and sliding_attention "
+                "layers so far. Use the model's own generate()"
+            )
+    return windows
+
+
+class SlabLayer(CacheLayerMixin):
+    """One layer's part of a `SlabCache`, with the interface that Hugging Face models write through.
+
+    Outside a tree pass it appends, as a prompt is read. Inside one it writes the nodes behind each row's prefix and
+    leaves the lengths alone; `SlabCache.keep` then makes the accepted ones part of the prefix.
+    """
+
+    is_croppable = False
+
+    def __init__(self, cache: "SlabCache", window: int | None) -> None:
+        super().__init__()
+        self.cache = cache
+        self.window = window
+        self.is_sliding = window is not None
+        self.slab: _Slab | None = None
+        self.seen = 0  # tokens of the prompt that this layer has read, while it is not yet in a slab
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Takes shape, dtype and device from the first states."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores new states [B, Hkv, T, D] and returns what attention reads."""
+        if self.slab is not None:
+            return self._write_nodes(key_states, value_states)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+        else:
+            self.keys = torch.cat([self.keys, key_states], dim=2)
+            self.values = torch.cat([self.values, value_states], dim=2)
+        self.seen += key_states.shape[2]
+        keys, values = self.keys, self.values
+        if self.window is not None:
+            self.keys, self.values = (states[:, :, -self.window + 1 :] for states in (keys, values))
+        return keys, values
+
+    def _write_nodes(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nodes, stop = keys.shape[2], 0
+        assert self.slab is not None and self.keys is not None and self.values is not None
+        for row, used in enumerate(self.slab.used(self.cache.lengths)):
+            self.keys[row, :, used : used + nodes] = keys[row]
+            self.values[row, :, used : used + nodes] = values[row]
+            stop = max(stop, used + nodes)
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(length, offset) of the keys that `update` returns for a plain pass of `query_length` tokens."""
+        held = self.seen if self.window is None else min(self.seen, self.window - 1)
+        return held + query_length, self.seen - held
+
+    def get_seq_length(self) -> int:
+        """Tokens read so far."""
+        return self.seen if self.slab is None else max(self.cache.lengths)
+
+    def get_max_length(self) -> int:
+        """-1: no limit, the slab grows."""
+        return -1
+
+
+@dataclass(kw_only=True, eq=False)
+class _Slab:
+    """All layers of one kind and shape in one tensor: [layers, B, Hkv, capacity, D], keys and values apart.
+
+    Slot 0 of row b holds position `bases[b]`: full layers keep 0 there, sliding ones move their window back to the
+    front when the slab is full, which copies a window once per window of tokens.
+    """
+
+    layers: list[SlabLayer]
+    window: int | None
+    keys: torch.Tensor
+    values: torch.Tensor
+    bases: list[int]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[3]
+
+    def used(self, lengths: Sequence[int]) -> list[int]:
+        """Slots that each row's prefix fills."""
+        return [length - base for length, base in zip(lengths, self.bases, strict=True)]
+
+    def make_room(self, lengths: Sequence[int], nodes: int) -> None:
+        """Makes `nodes` free slots behind every row's prefix, forgetting what no window reaches, or growing."""
+        if max(self.used(lengths)) + nodes <= self.capacity:
+            return
+        if self.window is not None:
+            self._slide(lengths)
+        need = max(self.used(lengths)) + nodes
+        if need > self.capacity or (self.window is not None and need > self.capacity // 2):
+            # A sliding slab of twice its content slides rarely; a full one grows geometrically.
+            self._grow(2 * max(need, self.capacity if self.window is None else 0))
+
+    def _slide(self, lengths: Sequence[int]) -> None:
+        assert self.window is not None
+        for row, (length, base) in enumerate(zip(lengths, self.bases, strict=True)):
+            first = max(base, length - self.window + 1)
+            for slab in (self.keys, self.values):
+                slab[:, row, :, : length - first] = slab[:, row, :, first - base : length - base].clone()
+            self.bases[row] = first
+
+    def _grow(self, slots: int) -> None:
+        slots = -(-slots // ALIGNMENT) * ALIGNMENT
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros(*old.shape[:3], slots, old.shape[4])
+            new[:, :, :, : old.shape[3]] = old
+            setattr(self, name, new)
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """Gives each layer its view [B, Hkv, capacity, D]."""
+        for index, layer in enumerate(self.layers):
+            layer.keys, layer.values = self.keys[index], self.values[index]
+
+    def move(self, row: int, sources: torch.Tensor, first: int) -> None:
+        """Copies the slots `sources` of a row, of all layers at once, to the slots from `first` on."""
+        for slab in (self.keys, self.values):
+            index = sources.to(slab.device)
+            slab[:, row, :, first : first + index.numel()] = slab[:, row].index_select(2, index)
+
+
+class SlabCache(Cache):
+    """The cache of one decoding: a length per row, one slab per layer shape, nodes written in place.
+
+    ```
+    prefix of 5, tree of 4 nodes      slots 0 1 2 3 4 | 0 1 2 3 |        capacity grows geometrically
+    keep the path (0, 2)              slots 0 1 2 3 4   5 6 |            node 0 stays, node 2 moves to slot 6
+    ```
+
+    Args:
+        config: Text decoder config of the target.
+        batch: Rows.
+
+    Raises:
+        UnsupportedError: For layer kinds that hold no tree; see `layer_windows`.
+    """
+
+    def __init__(self, config: Any, batch: int = 1) -> None:
+        super().__init__(layers=[SlabLayer(self, window) for window in layer_windows(config)])
+        self.lengths = [0] * batch
+        self._slabs: list[_Slab] = []
+
+    def window(self, layer: int) -> int | None:
+        """Window of an attention layer, None for full attention."""
+        return self.layers[layer].window
+
+    def base(self, layer: int, row: int) -> int:
+        """Position that slot 0 of a row holds at a layer."""
+        return self.layers[layer].slab.bases[row]
+
+    def seal(self, reserve: int) -> None:
+        """Moves the states of the prompt into slabs; from then on every pass is a tree pass.
+
+        Args:
+            reserve: Tokens expected to follow; a hint, the slabs grow when it was too small.
+        """
+        groups: dict[Any, list[SlabLayer]] = {}
+        for layer in self.layers:
+            shape = (layer.keys.shape, layer.values.shape, layer.window, layer.dtype, layer.device)
+            groups.setdefault(shape, []).append(layer)
+        self.lengths = [self.layers[0].seen] * len(self.lengths)
+        for layers in groups.values():
+            window, held = layers[0].window, layers[0].keys.shape[2]
+            room = held + reserve if window is None else min(held + reserve, 2 * window + ALIGNMENT)
+            capacity = -(-(room + ALIGNMENT) // ALIGNMENT) * ALIGNMENT
+            slab = _Slab(
+                layers=layers,
+                window=window,
+                keys=_stack([layer.keys for layer in layers], capacity),
+                values=_stack([layer.values for layer in layers], capacity),
+                bases=[length - held for length in self.lengths],
+            )
+            slab.hand_out()
+            for layer in layers:
+                layer.slab = slab
+            self._slabs.append(slab)
+
+    def make_room(self, nodes: int) -> None:
+        """Before a tree pass: `nodes` free slots behind every row's prefix at every layer."""
+        for slab in self._slabs:
+            slab.make_room(self.lengths, nodes)
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        """Makes the nodes of `path` (root first) part of a row's prefix.
+
+        Nodes that already lie where they belong are not copied: the likeliest chain is laid out first.
+        """
+        settled = 0
+        while settled < len(path) and path[settled] == settled:
+            settled += 1
+        moved = path[settled:]
+        if moved:
+            for slab in self._slabs:
+                used = slab.used(self.lengths)[row]
+                slab.move(row, torch.tensor([used + node for node in moved]), used + settled)
+        self.lengths[row] += len(path)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last `-tokens_to_remove` tokens of every row; the number is not positive, as in transformers."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove must be 0 or negative, got {tokens_to_remove}")
+        self.lengths = [length + tokens_to_remove for length in self.lengths]
+
+    # --- exchange with Hugging Face's caches --------------------------------------------------------------------------
+
+    def load(self, cache: Any) -> None:
+        """Takes over the states of a `DynamicCache`, before anything was read.
+
+        Raises:
+            UnsupportedError: If `cache` is of another class or holds other layers.
+        """
+        if type(cache) is not DynamicCache:
+            raise UnsupportedError(
+                f"cache must be a transformers DynamicCache, got {type(cache).__name__}; pass one, or none"
+            )
+        if cache.get_seq_length() == 0:
+            return
+        for index, (own, other) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            if type(other) not in (DynamicLayer, DynamicSlidingWindowLayer):
+                raise UnsupportedError(f"cache layer {index} is a {type(other).__name__}; keys and values are needed")
+            own.update(other.keys, other.values)
+            own.seen = other.get_seq_length()
+
+    def export(self, config: Any, into: Any = None) -> Any:
+        """Row 0's states as a `DynamicCache`, as `generate` returns it; `into`, the user's cache, is brought up to date."""
+        cache = DynamicCache(config=config) if into is None else into
+        length = self.lengths[0]
+        for layer, other in zip(self.layers, cache.layers, strict=True):
+            base, new = self.base(layer_index(self, layer), 0), length - other.get_seq_length()
+            states = [states[:1, :, : length - base].clone() for states in (layer.keys, layer.values)]
+            if new > states[0].shape[2]:  # a sliding layer that has forgotten its beginning
+                other.update(*states)
+                other.cumulative_length = length
+            else:
+                other.update(*(s[:, :, s.shape[2] - new :] for s in states))
+        return cache
+
+
+def layer_index(cache: SlabCache, layer: SlabLayer) -> int:
+    """Place of a layer in its cache."""
+    return next(index for index, other in enumerate(cache.layers) if other is layer)
+
+
+def _stack(states: list[torch.Tensor], capacity: int) -> torch.Tensor:
+    """Layers' states [B, Hkv, T, D] in one slab [layers, B, Hkv, capacity, D]."""
+    batch, heads, length, dim = states[0].shape
+    slab = states[0].new_zeros(len(states), batch, heads, capacity, dim)
+    for index, layer_states in enumerate(states):
+        slab[index, :, :, :length] = layer_states
+    return slab

@@ -1,0 +1,197 @@
+"""Heads on disk: a folder with config, tensors and model card, written whole or not at all. Knows no decoding."""
+
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from medusa_spec.backbone import Backbone
+from medusa_spec.config import MedusaConfig
+from medusa_spec.errors import CheckpointError
+from medusa_spec.heads import MedusaHeads
+
+CONFIG_NAME = "medusa_config.json"
+WEIGHTS_NAME = "heads.safetensors"
+CARD_NAME = "README.md"
+PACKAGED = Path(__file__).parent / "data" / "heads"
+
+
+def packaged_heads() -> list[str]:
+    """Names of the heads that come with the library."""
+    return sorted(path.name for path in PACKAGED.iterdir()) if PACKAGED.is_dir() else []
+
+
+def heads_folder(name_or_path: str | os.PathLike[str]) -> Path:
+    """The folder of heads given by path, by name of packaged heads, or by hub id (which is downloaded).
+
+    Raises:
+        CheckpointError: If there is none; the message lists the names that exist.
+    """
+    path = Path(name_or_path)
+    if (path / CONFIG_NAME).is_file():
+        return path
+    if str(name_or_path) in packaged_heads():
+        return PACKAGED / str(name_or_path)
+    if path.exists():
+        raise CheckpointError(f"heads must be a folder with a {CONFIG_NAME}, got {path}, which has none")
+    try:
+        return Path(snapshot_download(str(name_or_path), allow_patterns=[CONFIG_NAME, WEIGHTS_NAME, CARD_NAME]))
+    except Exception as error:
+        raise CheckpointError(
+            f"heads must be a folder, a hub id or one of {packaged_heads()}, got {str(name_or_path)!r}: {error}"
+        ) from error
+
+
+def is_heads_folder(name_or_path: str | os.PathLike[str]) -> bool:
+    """Whether heads are found there without asking the hub."""
+    return (Path(name_or_path) / CONFIG_NAME).is_file() or str(name_or_path) in packaged_heads()
+
+
+def read_config(folder: str | os.PathLike[str]) -> MedusaConfig:
+    """The config of a folder of heads.
+
+    Raises:
+        CheckpointError: If it is missing, is not JSON, or does not say what it must.
+    """
+    path = Path(folder) / CONFIG_NAME
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; restore the folder or train the heads again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    return MedusaConfig.from_dict(values)
+
+
+def save_heads(
+    folder: str | os.PathLike[str],
+    heads: MedusaHeads,
+    config: MedusaConfig,
+    model_card: str | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Writes a folder of heads; each file is complete before it takes its name, the config last.
+
+    Args:
+        folder: Made if missing; other files in it are left alone.
+        heads: Heads to save.
+        config: Its `heads` must be those of `heads`.
+        model_card: Text of the README.md; None leaves the one that is there.
+        dtype: Stored dtype of the weights.
+
+    Raises:
+        CheckpointError: If a tensor is empty or not finite (nothing is written then).
+    """
+    folder = Path(folder)
+    state = {
+        name: (tensor if name == "draft_ids" else tensor.to(dtype)).detach().cpu().contiguous()
+        for name, tensor in heads.state_dict().items()
+    }
+    for name, tensor in state.items():
+        if tensor.numel() == 0 or (tensor.is_floating_point() and not tensor.isfinite().all()):
+            raise CheckpointError(f"tensor {name} is empty or not finite; the heads were not saved")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / WEIGHTS_NAME, lambda path: save_file(state, path, metadata={"format": "pt"}))
+    if model_card is not None:
+        _write(folder / CARD_NAME, lambda path: path.write_text(model_card, encoding="utf-8"))
+    text = json.dumps(config.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    _write(folder / CONFIG_NAME, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def load_heads(
+    name_or_path: str | os.PathLike[str],
+    backbone: Backbone,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> tuple[MedusaHeads, MedusaConfig]:
+    """Loads heads for a target, strictly.
+
+    Args:
+        name_or_path: Folder, packaged name or hub id.
+        backbone: The target.
+        dtype: Of the loaded heads; None takes the target's.
+        device: None takes the target's.
+
+    Returns:
+        The heads, frozen, and their config.
+
+    Raises:
+        CheckpointError: If sizes differ from the target's, tensors are missing, surplus, of wrong shape or unreadable.
+    """
+    folder = heads_folder(name_or_path)
+    config = read_config(folder)
+    for name, own in (("hidden_size", backbone.hidden_size), ("vocab_size", backbone.vocab_size)):
+        saved = getattr(config.heads, name)
+        if saved != own:
+            raise CheckpointError(
+                f"the heads in {folder} have {name} {saved}, the target has {own}: they were trained for another "
+                f"model ({config.base_model_name_or_path}); use heads of this model"
+            )
+    state = _read_weights(folder / WEIGHTS_NAME)
+    draft_ids = state.get("draft_ids")
+    if draft_ids is not None and (draft_ids.min() < 0 or draft_ids.max() >= backbone.vocab_size):
+        raise CheckpointError(f"draft_ids in {folder} must be in 0..{backbone.vocab_size - 1}; the file is damaged")
+    dtype, device = dtype or backbone.dtype, device or backbone.lm_head.weight.device
+    try:
+        heads = MedusaHeads(config.heads, backbone.projection().rows(draft_ids), draft_ids)
+    except ValueError as error:
+        raise CheckpointError(f"{folder / WEIGHTS_NAME} does not fit {CONFIG_NAME}: {error}") from error
+    _check_tensors(folder, heads.state_dict(), state)
+    heads.load_state_dict(state)
+    heads.projection = heads.projection.to(dtype)
+    if config.lm_head_hash is not None and config.lm_head_hash != backbone.lm_head_hash():
+        warnings.warn(
+            f"the heads in {folder} were trained on {config.base_model_name_or_path} with another LM head than this "
+            "target's. Output stays exactly the target's; acceptance may be lower: fine-tune the heads on this target "
+            "if it is",
+            stacklevel=2,
+        )
+    return heads.to(device=device, dtype=dtype).requires_grad_(False).eval(), config
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; restore the file or train the heads again") from error
+
+
+def _check_tensors(folder: Path, expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+    missing, surplus = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or surplus:
+        raise CheckpointError(
+            f"{folder / WEIGHTS_NAME} must hold {len(expected)} tensors, got {len(found)}: missing {missing}, "
+            f"surplus {surplus}; it does not belong to this {CONFIG_NAME}"
+        )
+    for name, tensor in expected.items():
+        if tensor.shape != found[name].shape:
+            raise CheckpointError(
+                f"{folder / WEIGHTS_NAME}: {name} must have shape {tuple(tensor.shape)}, got "
+                f"{tuple(found[name].shape)}"
+            )
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes to a temporary name beside `path` and renames."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
+        temporary = Path(scratch) / path.name
+        write(temporary)
+        os.replace(temporary, path)
+
+
+def copy_heads(source: Path, target: Path) -> None:
+    """Copies the files of a folder of heads into another."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in (WEIGHTS_NAME, CARD_NAME, CONFIG_NAME):
+        if (source / name).is_file():
+            _write(target / name, lambda path, name=name: shutil.copyfile(source / name, path))

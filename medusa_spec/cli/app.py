@@ -1,0 +1,200 @@
+"""The commands and their options. Declares; the work is in the module named as the command."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medusa_spec.errors import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Faster decoding of a Hugging Face causal language model, with exactly its own output.",
+)
+
+
+class DType(str, Enum):
+    """Dtype of the weights."""
+
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+    float64 = "float64"
+
+
+class LMHead(str, Enum):
+    """What turns a head's state into logits."""
+
+    shared = "shared"
+    own = "own"
+    low_rank = "low_rank"
+
+
+Heads = Annotated[str | None, typer.Option(help="Heads: a folder, a packaged name or a hub id.", metavar="NAME")]
+Drafter = Annotated[str | None, typer.Option(help='Draft by something else: "ngram" needs no training.')]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest continuation, in tokens.")]
+DraftNodes = Annotated[int | None, typer.Option(min=0, help="Most draft nodes per pass; default: the heads' own tree.")]
+TreeNodes = Annotated[int | None, typer.Option(min=1, help="Most draft nodes per pass; default: the heads' own tree.")]
+NoChatTemplate = Annotated[bool, typer.Option("--no-chat-template", help="Take prompts as they are.")]
+NoBaseline = Annotated[bool, typer.Option("--no-baseline", help="Leave out Hugging Face's generate on a second load.")]
+Dtype = Annotated[DType, typer.Option(help="Dtype of the weights; auto: as they were saved.")]
+
+
+@app.command()
+def demo(
+    heads: Heads = None,
+    drafter: Drafter = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts to decode.")] = 6,
+    max_new_tokens: MaxNewTokens = 96,
+    no_baseline: NoBaseline = False,
+) -> None:
+    """Decode a few packaged prompts plainly and with the tree, and compare."""
+    from medusa_spec.cli.demo import demo as run
+
+    run(
+        heads=heads,
+        drafter=drafter,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        baseline=not no_baseline,
+    )
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of the model, or of heads.")],
+    heads: Heads = None,
+    drafter: Drafter = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue; default: stdin.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="File of the text to continue.")] = None,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above 0 samples.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest share p.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    draft_nodes: DraftNodes = None,
+    no_chat_template: NoChatTemplate = False,
+    dtype: Dtype = DType.auto,
+    show_accepted: Annotated[
+        bool, typer.Option("--show-accepted", help="Mark accepted draft tokens; print figures.")
+    ] = False,
+) -> None:
+    """Continue one prompt, writing the text as it comes."""
+    from medusa_spec.cli.generate import generate as run
+    from medusa_spec.cli.generate import read_prompt, sampling_arguments
+    from medusa_spec.cli.loading import load
+
+    sampling = sampling_arguments(temperature, top_k, top_p)
+    text = read_prompt(prompt, prompt_file)
+    run(
+        load(model, heads, drafter, dtype=dtype.value),
+        text,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        draft_nodes=draft_nodes,
+        seed=seed,
+        chat_template=not no_chat_template,
+        show_accepted=show_accepted,
+    )
+
+
+@app.command()
+def bench(
+    model: Annotated[str | None, typer.Argument(help="Folder or hub id; default: the default model.")] = None,
+    heads: Heads = None,
+    drafter: Drafter = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with prompt, turns or messages; default: packaged ones."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts to decode, in turn from all categories.")] = None,
+    per_category: Annotated[int | None, typer.Option(min=1, help="Most prompts of each category.")] = None,
+    max_new_tokens: MaxNewTokens = 128,
+    draft_nodes: TreeNodes = None,
+    dtype: Dtype = DType.auto,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    no_chat_template: NoChatTemplate = False,
+    no_baseline: NoBaseline = False,
+    json: Annotated[Path | None, typer.Option(help="Also write the figures here.")] = None,
+) -> None:
+    """Measure tree decoding against Hugging Face's generate and against plain decoding."""
+    from medusa_spec.cli.bench import bench as run
+    from medusa_spec.cli.bench import write_atomically
+
+    comparison = run(
+        model=model,
+        heads=heads,
+        drafter=drafter,
+        prompts=prompts,
+        limit=limit,
+        per_category=per_category,
+        max_new_tokens=max_new_tokens,
+        draft_nodes=draft_nodes,
+        dtype=dtype.value,
+        seed=seed,
+        chat_template=not no_chat_template,
+        baseline=not no_baseline,
+    )
+    print(comparison.table())
+    if json is not None:
+        write_atomically(json, comparison.to_json() + "\n")
+
+
+@app.command()
+def finetune(
+    model: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
+    data: Annotated[
+        list[str],
+        typer.Option(help='JSONL(.gz), parquet or hub data set, repeatable; or "self": none.'),
+    ],
+    output: Annotated[str | None, typer.Option(help="Folder of the run; the result is heads/ in it.")] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Show which tokens are trained on, and stop.")] = False,
+    source: Annotated[list[str] | None, typer.Option(help="Keep only records of this source; repeatable.")] = None,
+    init_from: Annotated[str | None, typer.Option(help="Trained heads to start from: folder, name or hub id.")] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Heads: how far ahead they guess.")] = None,
+    num_layers: Annotated[int | None, typer.Option(help="Residual blocks per head.")] = None,
+    lm_head: Annotated[LMHead | None, typer.Option(help="What gives the logits.")] = None,
+    draft_vocab_size: Annotated[int | None, typer.Option(help="Most frequent tokens that heads can guess.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longest conversation, tokens.")] = None,
+    held_out: Annotated[float | None, typer.Option(help="Share kept from training.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Order of the data.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the target.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device; default: a GPU if any.")] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="Run only this stage; repeatable. Default: all.")] = None,
+    redo: Annotated[str | None, typer.Option(help="Start afresh from this stage on, deleting what is there.")] = None,
+) -> None:
+    """Train heads for a model on your conversations. Interrupted, it goes on where it was."""
+    from medusa_spec.cli.finetune import finetune as run
+
+    if output is None and not preview:
+        raise ConfigError("--output: expected a folder for the run, got none; name one")
+    asked = {
+        "sources": tuple(source) if source else None,
+        "init_from": init_from,
+        "num_heads": num_heads,
+        "num_layers": num_layers,
+        "lm_head": lm_head.value if lm_head else None,
+        "draft_vocab_size": draft_vocab_size,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "max_length": max_length,
+        "held_out": held_out,
+        "seed": seed,
+        "dtype": dtype,
+        "device": device,
+    }
+    run(
+        model=model,
+        data=tuple(data),
+        output=output,
+        preview=preview,
+        stages=tuple(stage) if stage else None,
+        redo=redo,
+        settings=asked,
+    )

@@ -1,0 +1,78 @@
+"""medusa-spec bench: measures tree decoding on the user's machine, model and prompts."""
+
+import os
+import sys
+from pathlib import Path
+
+from medusa_spec.cli.loading import load, load_baseline
+from medusa_spec.comparison import Comparison
+from medusa_spec.measure import compare
+from medusa_spec.prompts import packaged_prompts, read_prompts
+
+
+def bench(
+    *,
+    model: str | None = None,
+    heads: str | None = None,
+    drafter: str | None = None,
+    prompts: Path | None = None,
+    limit: int | None = None,
+    per_category: int | None = None,
+    max_new_tokens: int = 128,
+    draft_nodes: int | None = None,
+    dtype: str = "auto",
+    seed: int = 0,
+    chat_template: bool = True,
+    baseline: bool = True,
+) -> Comparison:
+    """Load, decode every prompt by every arm, and give the comparison. Progress to standard error.
+
+    Args:
+        model: Folder or hub id; None means the default model.
+        heads: Folder, packaged name or hub id; None lets the model say, else n-gram look-up.
+        drafter: Name of another drafter.
+        prompts: JSON lines; None means the packaged ones.
+        limit: Decode so many prompts, taken in turn from all categories.
+        per_category: Decode at most so many of each category.
+        max_new_tokens: Per prompt and turn.
+        draft_nodes: Most draft nodes per pass.
+        dtype: Of the weights; "auto" means as they were saved.
+        seed: Of the bootstrap.
+        chat_template: Whether prompts go through the chat template.
+        baseline: Whether Hugging Face's generate on a second load is measured too.
+    """
+    path = packaged_prompts() if prompts is None else prompts
+    asked = read_prompts(path, limit=limit, per_category=per_category)
+    loaded = load(model, heads, drafter, dtype=dtype)
+    if loaded.note:
+        print(loaded.note, file=sys.stderr)
+    return compare(
+        loaded.model,
+        load_baseline(loaded.model) if baseline else None,
+        loaded.tokenizer,
+        asked,
+        max_new_tokens=max_new_tokens,
+        draft_nodes=draft_nodes,
+        chat_template=chat_template,
+        seed=seed,
+        labels=loaded.labels | {"prompts": path.name},
+        on_prompt=_progress,
+    )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write to a temporary name beside `path`, then rename, so that no half file is ever there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _progress(done: int, of: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\rprompt {done} of {of}", end="\n" if done == of else "", file=sys.stderr)
+    elif done == of or done % 10 == 0:
+        print(f"prompt {done} of {of}", file=sys.stderr)

@@ -1,0 +1,53 @@
+"""medusa-spec finetune: heads for the user's model on the user's conversations."""
+
+import sys
+from typing import Any
+
+from medusa_spec.errors import MedusaError
+
+EXTRA = "pip install 'medusa-spec[finetune,cli]'"
+
+
+def finetune(
+    *,
+    model: str,
+    data: tuple[str, ...],
+    output: str | None,
+    preview: bool,
+    stages: tuple[str, ...] | None,
+    redo: str | None,
+    settings: dict[str, Any],
+) -> None:
+    """Run the stages asked for (None: all), or show what would be trained on.
+
+    Args:
+        model: Folder or hub id of the target.
+        data: Files, hub data sets, or "self".
+        output: Folder of the run; not needed for a preview.
+        preview: Show a few conversations with the trained tokens marked, and stop.
+        stages: Names of stages.
+        redo: The stage from which on all is done again.
+        settings: Other fields of `FinetuneConfig`; those that are None keep their default.
+    """
+    try:
+        from medusa_spec.finetune import config as settings_of
+        from medusa_spec.finetune import pipeline
+        from medusa_spec.finetune import preview as shown
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    given = {name: value for name, value in settings.items() if value is not None}
+    config = settings_of.FinetuneConfig(model=model, data=data, output=output or ".", **given)
+    if preview:
+        print(shown.preview(config))
+        return
+    folder = pipeline.run_pipeline(config, stages=stages, redo=redo)
+    print(f"Done: {folder}", file=sys.stderr)
+    if (folder / "heads").is_dir():
+        print(f"Try them: medusa-spec generate {folder / 'heads'} --show-accepted")
+
+
+def _missing(error: ModuleNotFoundError) -> Exception:
+    """An error that names the extra; the same one if the module is this library's own."""
+    if (error.name or "").startswith("medusa_spec"):
+        return error
+    return MedusaError(f"fine-tuning needs the package {error.name!r}, which is not installed: {EXTRA}")

@@ -1,0 +1,79 @@
+"""What a command decodes with: model, heads or another drafter, tokenizer, untouched baseline."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from medusa_spec.checkpoint import is_heads_folder, packaged_heads
+from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
+from medusa_spec.errors import CheckpointError
+from medusa_spec.model import MedusaModel
+
+DEFAULT_HEADS = "smollm2-135m"
+NO_HEADS = "No heads were given: drafts come from n-gram look-up in the text itself (no training)."
+NO_PACKAGED_HEADS = (
+    "The package carries no trained heads for the default model: drafts come from n-gram look-up "
+    "in the text itself (no training)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A wrapped model, its tokenizer, and what to tell the user about the choice."""
+
+    model: MedusaModel
+    tokenizer: PreTrainedTokenizerBase
+    labels: dict[str, Any]
+    note: str = ""
+
+
+def load(name: str | None, heads: str | None, drafter: str | None, *, dtype: str = "auto") -> Loaded:
+    """Load the model named (None: the default one) with its heads, or else with n-gram look-up.
+
+    `name` may be a folder of heads, which knows its model.
+    """
+    path, note = name, ""
+    if name is None:
+        path = str(default_model_path())
+        if heads is None and drafter is None:
+            heads = DEFAULT_HEADS if DEFAULT_HEADS in packaged_heads() else None
+            note = "" if heads else NO_PACKAGED_HEADS
+    elif heads is None and drafter is None and not is_heads_folder(name):
+        note = NO_HEADS
+    if note:
+        drafter = "ngram"
+    assert path is not None
+    try:
+        model = MedusaModel.from_pretrained(path, heads=heads, drafter=drafter or "heads", dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(target_name(model))
+    except OSError as error:  # what Hugging Face raises for files that are not there
+        raise CheckpointError(f"model: expected a folder or a hub id, got {path!r}: {error}") from error
+    labels = {
+        "model": DEFAULT_MODEL if name is None else name,
+        "heads": heads,
+        "drafter": drafter or "heads",
+    }
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        labels=labels,
+        note=note,
+    )
+
+
+def load_baseline(model: MedusaModel) -> PreTrainedModel:
+    """A second load of the target, with nothing attached: what its user has today."""
+    target = model.target
+    baseline = AutoModelForCausalLM.from_pretrained(target_name(model), dtype=target.dtype)
+    return baseline.to(model.device).eval()
+
+
+def target_name(model: MedusaModel) -> str:
+    """The folder or hub id that the target was loaded from."""
+    return str(model.target.name_or_path)

@@ -1,0 +1,94 @@
+"""What a folder of heads says about itself. Knows no weights and no files."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_spec.errors import CheckpointError
+from medusa_spec.heads import HeadsConfig
+from medusa_spec.tree import PathValues, TreeTemplate
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig:
+    """The contents of `medusa_config.json`.
+
+    Attributes:
+        heads: Kind and shape of the heads.
+        base_model_name_or_path: The model that the heads were trained on, as `from_pretrained` takes it.
+        base_revision: Its revision; None for the default one.
+        lm_head_hash: Names the weights of its LM head; another one on loading is a warning, not an error (heads of a
+            base on a fine-tune of it are normal use).
+        chat_template_hash: Names the chat template of training; None if no chats were rendered.
+        tree: The static tree to draft with; None for a chain of every head's first guess.
+        values: Calibration counts, from which trees of other sizes are chosen; None if not calibrated.
+        training: Record of data, recipe and measured figures, for people.
+        format_version: Of the folder; a later one than this library's is refused.
+    """
+
+    heads: HeadsConfig
+    base_model_name_or_path: str | None = None
+    base_revision: str | None = None
+    lm_head_hash: str | None = None
+    chat_template_hash: str | None = None
+    tree: TreeTemplate | None = None
+    values: PathValues | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain types, for JSON."""
+        values = None
+        if self.values is not None:
+            values = {
+                "total": self.values.total,
+                "counts": sorted([list(path), count] for path, count in self.values.counts.items()),
+                "singles": [list(ranks) for ranks in self.values.singles],
+            }
+        return {
+            "format_version": self.format_version,
+            "base_model_name_or_path": self.base_model_name_or_path,
+            "base_revision": self.base_revision,
+            "lm_head_hash": self.lm_head_hash,
+            "chat_template_hash": self.chat_template_hash,
+            "heads": self.heads.to_dict(),
+            "tree": None if self.tree is None else self.tree.to_list(),
+            "values": values,
+            "training": self.training,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "MedusaConfig":
+        """The inverse of `to_dict`.
+
+        Raises:
+            CheckpointError: If the format is of a later version, or a part is missing, unknown or malformed.
+        """
+        version = values.get("format_version")
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise CheckpointError(
+                f"format_version must be at most {FORMAT_VERSION}, which this version of medusa-spec reads, got "
+                f"{version!r}; upgrade medusa-spec"
+            )
+        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise CheckpointError(f"medusa_config.json has unknown keys {unknown}; known are {sorted(cls.__dataclass_fields__)}")
+        try:
+            parts = dict(values)
+            parts["heads"] = HeadsConfig.from_dict(values["heads"])
+            if values.get("tree") is not None:
+                parts["tree"] = TreeTemplate.from_list(values["tree"])
+            if values.get("values") is not None:
+                parts["values"] = _read_values(values["values"])
+            return cls(**parts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"medusa_config.json is malformed: {error!r}; restore or retrain the heads") from error
+
+
+def _read_values(values: dict[str, Any]) -> PathValues:
+    return PathValues(
+        total=values["total"],
+        counts={tuple(path): count for path, count in values["counts"]},
+        singles=tuple(tuple(ranks) for ranks in values["singles"]),
+    )

@@ -1,0 +1,175 @@
+"""The decoding loop: draft, lay out, verify, accept, keep. Knows no model internals and no arguments of generate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList
+
+from medusa_spec.acceptance import GREEDY, Accepted, Rule, walk
+from medusa_spec.attention import TreePass
+from medusa_spec.backbone import Backbone, TargetOutput
+from medusa_spec.cache import SlabCache
+from medusa_spec.drafters import DraftSession
+from medusa_spec.stats import DecodingStats
+from medusa_spec.stopping import Sequence
+from medusa_spec.tree import TokenTree
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """One row to decode.
+
+    Attributes:
+        sequence: Prompt, emitted tokens and stopping criteria.
+        prefill_ids: What the target still has to read [1, T]: the prompt without padding and without what is cached.
+        cache: Holds what was read before; empty for a fresh prompt.
+        session: The drafter's state.
+        rule: How tokens are chosen.
+        processors: Applied to the logits before the choice; empty for none.
+        draft_nodes: Most draft nodes per pass, 0 for plain decoding, None for the drafter's choice.
+        emit: Called with every emitted token, for streaming.
+        keep_scores: Collect processed scores.
+        keep_logits: Collect raw logits.
+        go_on: Called when the row is finished; true asks for another, empty pass (other ranks are still decoding).
+    """
+
+    sequence: Sequence
+    prefill_ids: torch.Tensor
+    cache: SlabCache
+    session: DraftSession
+    rule: Rule = GREEDY
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    draft_nodes: int | None = None
+    emit: Callable[[int], None] | None = None
+    keep_scores: bool = False
+    keep_logits: bool = False
+    go_on: Callable[[], bool] | None = None
+    scores: list[torch.Tensor] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def batched_choice(self) -> bool:
+        """Whether all nodes can be chosen from at once: nothing depends on the path."""
+        return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits)
+
+
+def decode(backbone: Backbone, request: Request) -> DecodingStats:
+    """Decodes one row until it ends; its tokens are in `request.sequence`.
+
+    Returns:
+        Counters and times.
+    """
+    stats, cache, clock = DecodingStats(requests=1), request.cache, _Clock()
+    out = prefill(backbone, request)
+    accepted = accept(TokenTree.root_only(-1), out, request)
+    stats.spans.append(1)
+    stats.seconds["prefill"] += clock.lap()
+    while not request.done:
+        root, h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
+        tree = draft(request, root, h, backbone.deepest(cache.lengths[0]))
+        stats.seconds["draft"] += clock.lap()
+
+        ids, tree_pass = lay_out(tree, cache, backbone.device)
+        stats.seconds["lay_out"] += clock.lap()
+
+        out = backbone.verify(ids, tree_pass)
+        stats.seconds["verify"] += clock.lap()
+
+        before = request.sequence.new_tokens
+        accepted = accept(tree, out, request)
+        gained = request.sequence.new_tokens - before
+        stats.seconds["accept"] += clock.lap()
+
+        cache.keep(0, accepted.path[:gained])
+        stats.seconds["keep"] += clock.lap()
+
+        request.session.observe(accepted.tokens[:gained])
+        stats.record_pass(tree.shape, accepted.path, gained)
+        stats.seconds["rest"] += clock.lap()
+    stats.new_tokens = request.sequence.new_tokens
+    _wait_for_others(backbone, request)
+    return stats
+
+
+def prefill(backbone: Backbone, request: Request) -> TargetOutput:
+    """Reads the prompt; returns logits and h of its last position."""
+    past = request.cache.get_seq_length()
+    positions = torch.arange(past, past + request.prefill_ids.shape[1], device=backbone.device).unsqueeze(0)
+    out = backbone.forward(request.prefill_ids, last_only=True, position_ids=positions, cache=request.cache)
+    longest = request.sequence.max_length
+    request.cache.seal(0 if longest is None else longest - request.sequence.length)
+    return out
+
+
+def draft(request: Request, root: int, h: torch.Tensor, deepest: int | None) -> TokenTree:
+    """The drafter's tree, cut where the model's positions end."""
+    if request.draft_nodes == 0 or deepest == 0:
+        return TokenTree.root_only(root)
+    tree = request.session.draft(root, h, request.draft_nodes)
+    return tree if deepest is None else tree.cut(deepest)
+
+
+def lay_out(tree: TokenTree, cache: SlabCache, device: torch.device) -> tuple[torch.Tensor, TreePass]:
+    """Node tokens as input ids [1, N], and the tree as attention sees it, with room for it in the cache."""
+    cache.make_room(tree.size)
+    return torch.tensor([tree.tokens], device=device), TreePass(shape=tree.shape, cache=cache, device=device)
+
+
+def accept(tree: TokenTree, out: TargetOutput, request: Request) -> Accepted:
+    """Walks the tree by the target's choices and emits them, cut at the first token that ends the row."""
+    # Plain decoding chooses from float32 logits whatever the model's dtype; so do we.
+    if request.batched_choice:
+        choices = out.logits[0].float().argmax(dim=-1).tolist()
+        accepted = walk(tree, choices.__getitem__)
+        for token in accepted.tokens:
+            if _push(request, token):
+                break
+        return accepted
+
+    def choose(node: int) -> int:
+        raw = out.logits[:, node].to(copy=True, dtype=torch.float32, device=request.sequence.ids.device)
+        scores = request.processors(request.sequence.ids, raw)
+        if request.keep_scores:
+            request.scores.append(scores)
+        if request.keep_logits:
+            request.logits.append(raw)
+        return request.rule.choose(scores)
+
+    return walk(tree, choose, stop=lambda token: _push(request, token))
+
+
+def _push(request: Request, token: int) -> bool:
+    request.done = request.sequence.push(token)
+    if request.emit is not None:
+        request.emit(token)
+    return request.done
+
+
+def _wait_for_others(backbone: Backbone, request: Request) -> None:
+    """Sharded over ranks, every forward is a collective: a finished rank must go on until all are."""
+    while request.go_on is not None and request.go_on():
+        ids, tree_pass = lay_out(TokenTree.root_only(0), request.cache, backbone.device)
+        backbone.verify(ids, tree_pass)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.last = perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        now = perf_counter()
+        elapsed, self.last = now - self.last, now
+        return elapsed
+
+
+def output_fields(request: Request) -> dict[str, Any]:
+    """What was collected, as Hugging Face's output fields."""
+    return {
+        "scores": tuple(request.scores) if request.keep_scores else None,
+        "logits": tuple(request.logits) if request.keep_logits else None,
+    }

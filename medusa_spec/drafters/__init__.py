@@ -1,0 +1,8 @@
+"""Drafters: what proposes a tree."""
+
+from medusa_spec.drafters.base import Drafter as Drafter
+from medusa_spec.drafters.base import DraftSession as DraftSession
+from medusa_spec.drafters.heads import HeadsDrafter as HeadsDrafter
+from medusa_spec.drafters.ngram import NgramDrafter as NgramDrafter
+
+__all__ = ["DraftSession", "Drafter", "HeadsDrafter", "NgramDrafter"]

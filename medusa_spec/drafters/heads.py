@@ -1,0 +1,92 @@
+"""Drafting with trained heads over a static template. Knows ranks and ids, not how heads are trained."""
+
+from collections.abc import Sequence
+
+import torch
+
+from medusa_spec.drafters.base import Drafter, DraftSession
+from medusa_spec.errors import ConfigError
+from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
+from medusa_spec.tree import PathValues, TokenTree, TreeTemplate, best_tree
+
+
+class HeadsDrafter(Drafter):
+    """Fills a template with the heads' best guesses.
+
+    Args:
+        heads: Medusa heads; a frozen, stacked copy of them is drafted with.
+        template: The tree.
+        values: Calibration counts, from which smaller trees are chosen when a limit asks for one; None cuts the
+            template instead.
+        dtype: Compute dtype, the target's.
+        device: Device of h.
+
+    Raises:
+        ConfigError: If the template asks for more heads or guesses than there are.
+    """
+
+    name = "heads"
+    needs_hidden = True
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        template: TreeTemplate,
+        values: PathValues | None = None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        config = heads.config
+        if template.depth > config.num_heads:
+            raise ConfigError(
+                f"tree must be at most {config.num_heads} deep, one level per head, got depth {template.depth}; "
+                "leave out its longer paths or train more heads"
+            )
+        if template.width > config.num_draft_tokens:
+            raise ConfigError(
+                f"tree must use ranks below {config.num_draft_tokens}, the draft vocabulary's size, got rank "
+                f"{template.width - 1}"
+            )
+        self.template = template
+        self.values = values
+        self.stacked = StackedMedusaHeads(heads, dtype=dtype, device=device)
+        self.draft_ids = None if heads.draft_ids is None else heads.draft_ids.to(device)
+        self._limited: dict[int, TreeTemplate] = {}
+        self._slots: dict[TreeTemplate, torch.Tensor] = {}
+
+    def begin(self, prompt: Sequence[int]) -> DraftSession:
+        """Heads keep no state: everything they know is in h."""
+        return _HeadsSession(self)
+
+    def limited(self, limit: int | None) -> TreeTemplate:
+        """The template for at most `limit` draft nodes: the best of that size if it was calibrated."""
+        if limit is None or limit >= len(self.template.paths):
+            return self.template
+        if limit not in self._limited:
+            if self.values is not None:
+                self._limited[limit] = best_tree(self.values, limit)
+            else:
+                shallow_first = sorted(self.template.paths, key=lambda path: (len(path), path))
+                self._limited[limit] = TreeTemplate(paths=tuple(shallow_first[:limit]))
+        return self._limited[limit]
+
+    @torch.inference_mode()
+    def guesses(self, h: torch.Tensor, template: TreeTemplate) -> list[int]:
+        """Tokens of the template's draft nodes, in layout order, for h [H]."""
+        if template not in self._slots:
+            self._slots[template] = template.slots().to(h.device)
+        logits = self.stacked(h)[: template.depth].float()  # top-k in bfloat16 is slow on CPUs
+        table = logits.topk(template.width, dim=-1).indices.flatten()[self._slots[template]]
+        return (table if self.draft_ids is None else self.draft_ids[table]).tolist()
+
+
+class _HeadsSession(DraftSession):
+    def __init__(self, drafter: HeadsDrafter) -> None:
+        self.drafter = drafter
+
+    def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        template = self.drafter.limited(limit)
+        if h is None or not template.paths:
+            return TokenTree.root_only(root)
+        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template)))

@@ -1,0 +1,213 @@
+"""From generate()'s arguments to a request and back. Knows Hugging Face's generate and its traps, not the loop."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from medusa_spec.acceptance import EXACT_SAMPLING, GREEDY
+from medusa_spec.backbone import Backbone
+from medusa_spec.cache import SlabCache
+from medusa_spec.decoding import Request, decode
+from medusa_spec.drafters import Drafter
+from medusa_spec.errors import ConfigError, UnsupportedError
+from medusa_spec.stats import DecodingStats
+from medusa_spec.stopping import Sequence
+
+INSTEAD = "call model.target.generate(...) for it"
+
+REFUSED_ARGUMENTS = {
+    "assistant_model": "this library needs no assistant; leave it out",
+    "assistant_tokenizer": "this library needs no assistant; leave it out",
+    "custom_generate": f"tree decoding is a custom generate of its own; {INSTEAD}",
+    "negative_prompt_ids": f"classifier-free guidance runs a second prompt; {INSTEAD}",
+    "inputs_embeds": f"drafts need token ids; pass input_ids, or {INSTEAD}",
+}
+"""Arguments of generate() that cannot be speculated, and what to do instead."""
+
+
+@dataclass
+class MedusaGenerateOutput(GenerateDecoderOnlyOutput):
+    """What `generate(return_dict_in_generate=True)` returns: Hugging Face's output and the counters of the decoding.
+
+    Attributes:
+        stats: Counters and times; see `DecodingStats`.
+    """
+
+    stats: DecodingStats | None = None
+
+
+def generate(
+    backbone: Backbone,
+    drafter: Drafter,
+    *args: Any,
+    draft_nodes: int | None = None,
+    record: Callable[[DecodingStats], None],
+    **kwargs: Any,
+) -> Any:
+    """Hugging Face's generate() with the tree loop in place of its own.
+
+    Argument checks, generation config, logits processors and stopping criteria are Hugging Face's; see
+    `MedusaModel.generate` for the arguments.
+
+    Args:
+        backbone: The target.
+        drafter: What proposes trees.
+        *args: Positional arguments of generate().
+        draft_nodes: Most draft nodes per pass; 0 is plain decoding.
+        record: Is given the counters.
+        **kwargs: Keyword arguments of generate().
+    """
+    for name, remedy in REFUSED_ARGUMENTS.items():
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(f"{name} cannot be speculated: {remedy}")
+    if draft_nodes is not None and (not isinstance(draft_nodes, int) or draft_nodes < 0):
+        raise ConfigError(f"draft_nodes must be an integer of 0 or more, or None, got {draft_nodes!r}")
+    backbone.check_unchanged()
+    kwargs = _with_stop_strings(backbone.model, kwargs)
+    loop = functools.partial(
+        _decode_in_generate,
+        backbone=backbone,
+        drafter=drafter,
+        draft_nodes=draft_nodes,
+        record=record,
+        # A callable is handed neither of these: they are bound here. Hugging Face still puts the prompt.
+        bound_streamer=kwargs.get("streamer"),
+        bound_synced_gpus=kwargs.pop("synced_gpus", None),
+        user_cache=kwargs.get("cache", kwargs.get("past_key_values")),
+    )
+    return backbone.model.generate(*args, custom_generate=loop, **kwargs)
+
+
+def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Turns stop strings into a stopping criterion: with a callable, generate() drops the tokenizer it needs for it."""
+    kwargs = dict(kwargs)
+    tokenizer = kwargs.pop("tokenizer", None)
+    config: GenerationConfig | None = kwargs.get("generation_config")
+    stop_strings = kwargs.pop("stop_strings", None)
+    for holder in (config, model.generation_config):
+        stop_strings = stop_strings or getattr(holder, "stop_strings", None)
+    if not stop_strings:
+        return kwargs
+    if tokenizer is None:
+        raise ConfigError("tokenizer must be passed to generate() together with stop_strings, got none")
+    quiet = GenerationConfig.from_dict((config or model.generation_config).to_dict())
+    quiet.stop_strings = None
+    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
+    criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=stop_strings))
+    return {**kwargs, "generation_config": quiet, "stopping_criteria": criteria}
+
+
+def _decode_in_generate(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    *,
+    backbone: Backbone,
+    drafter: Drafter,
+    draft_nodes: int | None,
+    record: Callable[[DecodingStats], None],
+    bound_streamer: Any,
+    bound_synced_gpus: bool | None,
+    user_cache: Any,
+    **model_kwargs: Any,
+) -> Any:
+    """The callable that Hugging Face's generate() runs in place of its own loop."""
+    _refuse(input_ids, generation_config, logits_processor, model_kwargs)
+    cache = SlabCache(backbone.config)
+    if user_cache is not None:
+        cache.load(user_cache)
+    prompt, unread = _prompt(input_ids, model_kwargs.get("attention_mask"), generation_config, cache.get_seq_length())
+    returns_dict = bool(generation_config.return_dict_in_generate)
+    request = Request(
+        sequence=Sequence(input_ids, stopping_criteria),
+        prefill_ids=unread.to(backbone.device),
+        cache=cache,
+        session=drafter.begin(prompt[0].tolist()),
+        rule=EXACT_SAMPLING if generation_config.do_sample else GREEDY,
+        processors=logits_processor,
+        draft_nodes=draft_nodes,
+        emit=None if bound_streamer is None else lambda token: bound_streamer.put(torch.tensor([token])),
+        keep_scores=returns_dict and bool(generation_config.output_scores),
+        keep_logits=returns_dict and bool(generation_config.output_logits),
+        go_on=_others_are_decoding(model, bound_synced_gpus),
+    )
+    stats = decode(backbone, request)
+    if bound_streamer is not None:
+        bound_streamer.end()
+    record(stats)
+    if user_cache is not None:
+        cache.export(backbone.config, into=user_cache)
+    sequences = request.sequence.ids.clone()
+    if not returns_dict:
+        return sequences
+    kept = cache.export(backbone.config) if user_cache is None and generation_config.use_cache else user_cache
+    return MedusaGenerateOutput(
+        sequences=sequences,
+        scores=tuple(request.scores) if request.keep_scores else None,
+        logits=tuple(request.logits) if request.keep_logits else None,
+        cache=kept,
+        stats=stats,
+    )
+
+
+def _refuse(
+    input_ids: torch.Tensor,
+    config: GenerationConfig,
+    processors: LogitsProcessorList,
+    model_kwargs: dict[str, Any],
+) -> None:
+    """Refuses by name what would otherwise be ignored: a callable gets these silently."""
+    found = None
+    if (config.num_beams or 1) > 1:
+        found = f"num_beams={config.num_beams}: beams are not a single path; {INSTEAD}"
+    elif config.prompt_lookup_num_tokens:
+        found = 'prompt_lookup_num_tokens: use MedusaModel(..., drafter="ngram") for prompt lookup'
+    elif any(isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor) for p in processors):
+        found = f"guidance_scale: classifier-free guidance runs a second prompt beside each token; {INSTEAD}"
+    elif config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+        found = f"output_attentions and output_hidden_states are not collected from trees yet; {INSTEAD}"
+    elif model_kwargs.get("inputs_embeds") is not None:
+        found = f"inputs_embeds: {REFUSED_ARGUMENTS['inputs_embeds']}"
+    elif input_ids.shape[0] != 1:
+        found = (
+            f"a batch of {input_ids.shape[0]} rows: trees are decoded one row at a time so far. Decode the rows one "
+            f"by one, or {INSTEAD}"
+        )
+    if found:
+        raise UnsupportedError(f"this cannot be speculated: {found}")
+
+
+def _prompt(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor | None, config: GenerationConfig, past: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The prompt without padding, and the part of it that is not in the user's cache, each [1, T].
+
+    Padding is left out rather than masked: it never enters the cache, and positions count from the first real token.
+    """
+    if attention_mask is not None and not bool(attention_mask.all()):
+        if past:
+            raise UnsupportedError("a cache together with a padded prompt cannot be speculated; pass the prompt unpadded")
+        input_ids = input_ids[:, attention_mask[0].bool().to(input_ids.device)]
+    if input_ids.shape[1] == 0:
+        raise ConfigError("input_ids must hold at least one token that attention_mask does not hide, got none")
+    # With a cache either the whole text or only its new part is passed; the mask covers the whole either way.
+    whole = attention_mask.shape[1] if attention_mask is not None else getattr(config, "_mask_length", -1)
+    unread = input_ids[:, past:] if past and whole == input_ids.shape[1] else input_ids
+    if unread.shape[1] == 0:
+        raise ConfigError(f"input_ids must go on beyond the {past} tokens that are in the cache, got no new token")
+    return input_ids, unread
+
+
+def _others_are_decoding(model: PreTrainedModel, synced_gpus: bool | None) -> Callable[[], bool] | None:
+    if not synced_gpus:
+        return None
+    return lambda: model._has_unfinished_sequences(True, synced_gpus=True, device=model.device)

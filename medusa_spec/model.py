@@ -1,0 +1,218 @@
+"""MedusaModel: a frozen target with heads and a drafter. The front door; everything else can be read from here."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import PushToHubMixin
+
+from medusa_spec.backbone import Backbone
+from medusa_spec.checkpoint import heads_folder, is_heads_folder, load_heads, read_config, save_heads
+from medusa_spec.config import MedusaConfig
+from medusa_spec.drafters import Drafter, HeadsDrafter, NgramDrafter
+from medusa_spec.errors import CheckpointError, ConfigError
+from medusa_spec.generation import generate
+from medusa_spec.heads import HeadsConfig, MedusaHeads
+from medusa_spec.probe import probe
+from medusa_spec.stats import DecodingStats
+from medusa_spec.tree import TreeTemplate, chain_template
+
+
+class MedusaModel(nn.Module, PushToHubMixin):
+    """A causal LM that decodes several tokens per pass and says exactly what it said before.
+
+    ```python
+    model = MedusaModel.from_pretrained("org/base-model", heads="path-or-hub-id")
+    out = model.generate(**inputs, max_new_tokens=256)
+    model.last_stats.mu  # accepted draft tokens per pass
+    ```
+
+    What is not found here is looked up on the target: `model.config`, `model.device`, `model.get_input_embeddings()`.
+    The target is frozen; calling the model is calling the target.
+
+    Args:
+        model: A Hugging Face causal LM, loaded any way: quantised, sharded, with a PEFT adapter active.
+        heads: Trained heads: `MedusaHeads`, or what `load_heads` takes. None makes untrained Medusa heads, which begin
+            as the target's own LM head, unless the drafter needs none.
+        drafter: `"heads"`, `"ngram"` (needs no training) or a `Drafter` of your own.
+        tree: Template for the heads; None takes the one saved with them.
+        probe: Check on attaching that tree passes of this model are exact; off only if you have just seen it pass.
+
+    Raises:
+        AttachError: If tree passes would not be exact, or the model is wrapped already.
+        UnsupportedError: If the model has no LM head, or layers that cannot hold a tree.
+        CheckpointError: If the heads do not fit the target.
+        ConfigError: If an argument cannot be right.
+    """
+
+    target: PreTrainedModel
+    heads: MedusaHeads | None
+
+    def __init__(
+        self,
+        model: Any,
+        heads: MedusaHeads | str | os.PathLike[str] | None = None,
+        *,
+        drafter: str | Drafter = "heads",
+        tree: TreeTemplate | None = None,
+        probe: bool = True,
+    ) -> None:
+        super().__init__()
+        if not (isinstance(drafter, Drafter) or drafter in DRAFTERS):
+            raise ConfigError(f"drafter must be a Drafter or one of {sorted(DRAFTERS)}, got {drafter!r}")
+        self.backbone = Backbone(model)
+        self.target = self.backbone.model
+        self.probe_result = "not probed"
+        self.last_stats: DecodingStats | None = None
+        self.medusa_config: MedusaConfig | None = None
+        try:
+            if probe:
+                self.probe_result = _probe(self.backbone)
+            self.heads = self._heads(heads, needed=drafter == "heads")
+            self._drafters = {name: make(self, tree) for name, make in DRAFTERS.items() if name == drafter}
+        except BaseException:
+            self.backbone.detach()  # a model that could not be wrapped goes back as it came
+            raise
+        self.drafter: Drafter = drafter if isinstance(drafter, Drafter) else self._drafters[drafter]
+        self.target.requires_grad_(False)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | os.PathLike[str],
+        heads: MedusaHeads | str | os.PathLike[str] | None = None,
+        *,
+        drafter: str | Drafter = "heads",
+        tree: TreeTemplate | None = None,
+        **kwargs: Any,
+    ) -> "MedusaModel":
+        """Loads a target with `AutoModelForCausalLM` and wraps it.
+
+        Args:
+            name_or_path: The target's folder or hub id; or a folder (or hub id, or packaged name) of heads alone, from
+                which the target's name and revision are read, as PEFT does.
+            heads: See the class.
+            drafter: See the class.
+            tree: See the class.
+            **kwargs: For `AutoModelForCausalLM.from_pretrained`; `dtype` is `"auto"` unless given.
+
+        Raises:
+            CheckpointError: If heads alone do not say which model they are for.
+        """
+        kwargs.setdefault("dtype", "auto")
+        if heads is None and is_heads_folder(name_or_path):
+            heads = heads_folder(name_or_path)
+            config = read_config(heads)
+            if config.base_model_name_or_path is None:
+                raise CheckpointError(
+                    f"the heads in {heads} do not name their target; pass it: MedusaModel.from_pretrained(target, heads=...)"
+                )
+            name_or_path = config.base_model_name_or_path
+            if config.base_revision is not None:
+                kwargs.setdefault("revision", config.base_revision)
+        target = AutoModelForCausalLM.from_pretrained(name_or_path, **kwargs)
+        return cls(target, heads, drafter=drafter, tree=tree)
+
+    def _heads(self, heads: Any, *, needed: bool) -> MedusaHeads | None:
+        if isinstance(heads, (str, os.PathLike)):
+            heads, self.medusa_config = load_heads(heads, self.backbone)
+        elif heads is None and needed:
+            config = HeadsConfig(hidden_size=self.backbone.hidden_size, vocab_size=self.backbone.vocab_size)
+            heads = MedusaHeads(config, self.backbone.projection())
+            heads = heads.to(dtype=self.backbone.dtype, device=self.backbone.lm_head.weight.device)
+        if isinstance(heads, MedusaHeads) and self.medusa_config is None:
+            self.medusa_config = MedusaConfig(
+                heads=heads.config,
+                base_model_name_or_path=self.target.config.name_or_path or None,
+                lm_head_hash=self.backbone.lm_head_hash(),
+            )
+        elif heads is not None and not isinstance(heads, MedusaHeads):
+            raise ConfigError(
+                f"heads must be MedusaHeads, a folder, a hub id or a packaged name, got {type(heads).__name__}"
+            )
+        return heads
+
+    def generate(self, *args: Any, draft_nodes: int | None = None, drafter: Drafter | None = None, **kwargs: Any) -> Any:
+        """Hugging Face's `generate`, several tokens per pass.
+
+        Greedy decoding gives the target's tokens; sampling gives the tokens that the target's own sampling gives with
+        the same seed. Logits processors, stopping criteria, streamers, stop strings and a user's cache work as they
+        do there. What cannot be speculated (beams, assistants, guidance, batches so far) is refused by name.
+
+        Args:
+            *args: As for the target's `generate`.
+            draft_nodes: Most draft nodes per pass; 0 is plain decoding through the same code; None leaves the size to
+                the drafter.
+            drafter: Another drafter for this call.
+            **kwargs: As for the target's `generate`.
+
+        Returns:
+            Ids [1, T], or with `return_dict_in_generate=True` Hugging Face's output with `stats` added. The counters
+            are in `last_stats` too.
+
+        Raises:
+            UnsupportedError: For what cannot be speculated, naming it and the alternative.
+            AttachError: If the model was detached, or its adapters changed since it was wrapped.
+        """
+        return generate(
+            self.backbone, drafter or self.drafter, *args, draft_nodes=draft_nodes, record=self._record, **kwargs
+        )
+
+    def _record(self, stats: DecodingStats) -> None:
+        self.last_stats = stats
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The target's forward."""
+        return self.target(*args, **kwargs)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Saves the heads alone, with the name of their target.
+
+        Args:
+            save_directory: Folder; made if missing.
+            push_to_hub: Upload it too, as `push_to_hub` does.
+            **kwargs: For `push_to_hub`.
+
+        Raises:
+            ConfigError: If there are no heads to save.
+        """
+        if self.heads is None or self.medusa_config is None:
+            raise ConfigError(f"there are no heads to save: the drafter is {self.drafter.name!r}")
+        save_heads(save_directory, self.heads, self.medusa_config, dtype=next(self.heads.parameters()).dtype)
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+
+    def detach(self) -> PreTrainedModel:
+        """Gives the target back as it was before it was wrapped; this object cannot decode any more."""
+        self.backbone.detach()
+        return self.target
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in ("target", "heads"):
+                raise
+            return getattr(self.target, name)
+
+
+_probe = probe
+
+
+def _heads_drafter(model: MedusaModel, tree: TreeTemplate | None) -> Drafter:
+    assert model.heads is not None and model.medusa_config is not None
+    config = model.medusa_config
+    return HeadsDrafter(
+        model.heads,
+        tree or config.tree or chain_template(config.heads.num_heads),
+        config.values,
+        dtype=model.backbone.dtype,
+        device=model.backbone.lm_head.weight.device,
+    )
+
+
+DRAFTERS = {"heads": _heads_drafter, "ngram": lambda model, tree: NgramDrafter()}
+"""Drafters by name."""

@@ -1,0 +1,53 @@
+"""When a decoding ends. Checks every token, inside an accepted path too; knows no trees."""
+
+import torch
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+
+class Sequence:
+    """Prompt and emitted tokens of one row, with the criteria that end it.
+
+    Length and EOS are checked on Python ints; other criteria are called at every token with the ids so far, exactly as
+    plain decoding calls them.
+
+    Args:
+        input_ids: Prompt ids as the user gave them, padding included, [1, T].
+        criteria: Hugging Face's prepared stopping criteria.
+    """
+
+    def __init__(self, input_ids: torch.Tensor, criteria: StoppingCriteriaList) -> None:
+        self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=None)
+        self.eos = {
+            int(token) for c in criteria if type(c) is EosTokenCriteria for token in c.eos_token_id.flatten().tolist()
+        }
+        self.others = [c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
+        self.scores: list[torch.Tensor] | None = None
+        self.prompt_length = self.length = input_ids.shape[1]
+        self._buffer = input_ids.new_empty(1, max(self.max_length or 0, self.length + 256))
+        self._buffer[:, : self.length] = input_ids
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """Prompt and tokens so far, [1, T]; a view, valid until the next token."""
+        return self._buffer[:, : self.length]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens emitted."""
+        return self.length - self.prompt_length
+
+    def push(self, token: int) -> bool:
+        """Emits a token; true if it is the last."""
+        if self.length == self._buffer.shape[1]:
+            self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)], dim=1)
+        self._buffer[0, self.length] = token
+        self.length += 1
+        if self.max_length is not None and self.length >= self.max_length:
+            return True
+        if token in self.eos:
+            return True
+        if not self.others:
+            return False
+        scores = None if self.scores is None else tuple(self.scores)
+        return any(bool(criterion(self.ids, scores)) for criterion in self.others)

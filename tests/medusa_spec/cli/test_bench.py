@@ -1,0 +1,42 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from medusa_spec.cli import main
+from medusa_spec.cli.bench import write_atomically
+
+
+def test_bench_prints_a_table_and_writes_the_figures(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "abcabcabc", "category": "a"}, {"turns": ["x", "y"], "category": "b"}]
+    prompts.write_text("\n".join(json.dumps(line) for line in lines))
+    file = tmp_path / "folder" / "figures.json"
+    arguments = [str(tiny_folder), "--prompts", str(prompts), "--max-new-tokens", "24"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", *arguments, "--json", str(file)])
+    assert stopped.value.code == 0
+    captured = capsys.readouterr()
+    assert "tree / Hugging Face" in captured.out and "mu" in captured.out
+    figures = json.loads(file.read_text())
+    assert figures["equal"]["tree/hf"]["equal"] == figures["equal"]["tree/plain"]["equal"] == 2
+    assert figures["settings"]["model"] == str(tiny_folder)
+    assert set(figures["by_category"]) == {"a", "b"}
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "figures.json"
+    write_atomically(path, "old")
+
+    def no_space(self: Path, *_: object, **__: object) -> None:
+        self.touch()
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "write_text", no_space)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, "new")
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "old"

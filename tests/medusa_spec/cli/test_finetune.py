@@ -1,0 +1,73 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import medusa_spec.finetune as package
+from medusa_spec.cli import main
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Calls of the pipeline and of the preview, neither of which runs."""
+    calls: list[Any] = []
+
+    def run_pipeline(config: Any, **options: Any) -> Path:
+        calls.append(("run", config, options))
+        return tmp_path
+
+    def preview(config: Any) -> str:
+        calls.append(("preview", config))
+        return "the preview"
+
+    monkeypatch.setattr(package, "run_pipeline", run_pipeline)
+    monkeypatch.setattr(package, "preview", preview)
+    return calls
+
+
+def _run(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as stopped:
+        main(["finetune", *arguments])
+    return stopped.value.code
+
+
+def test_options_become_settings_and_the_others_keep_their_defaults(runs: list[Any]) -> None:
+    options = "--model m --data a.jsonl --data b.jsonl --output out --epochs 3 --num-heads 2"
+    options += " --lm-head low_rank --source self --dtype float32 --learning-rate 0.01"
+    assert _run(*options.split()) == 0
+    ((_, config, how),) = runs
+    assert config == package.FinetuneConfig(
+        model="m",
+        data=("a.jsonl", "b.jsonl"),
+        output="out",
+        epochs=3,
+        num_heads=2,
+        lm_head="low_rank",
+        sources=("self",),
+        dtype="float32",
+        learning_rate=0.01,
+    )
+    assert how == {"stages": None, "redo": None}
+
+
+def test_stages_and_redo_are_passed_on(runs: list[Any]) -> None:
+    options = "--model m --data a --output o --stage data --stage states --redo data"
+    assert _run(*options.split()) == 0
+    assert runs[0][2] == {"stages": ("data", "states"), "redo": "data"}
+
+
+def test_preview_shows_and_runs_nothing(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--model", "m", "--data", "a", "--preview") == 0
+    assert [name for name, *_ in runs] == ["preview"]
+    assert capsys.readouterr().out == "the preview\n"
+
+
+def test_output_is_asked_for(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--model", "m", "--data", "a") == 2
+    assert "--output" in capsys.readouterr().err and not runs
+
+
+def test_wrong_setting_is_one_message(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--model", "m", "--data", "a", "--output", "o", "--held-out", "2") == 2
+    error = capsys.readouterr().err
+    assert "held_out" in error and "Traceback" not in error and not runs

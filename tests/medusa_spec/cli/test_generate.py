@@ -1,0 +1,88 @@
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from medusa_spec.cli import main
+from medusa_spec.cli.generate import read_prompt, sampling_arguments
+from medusa_spec.errors import ConfigError
+from medusa_spec.testing import tiny_tokenizer
+
+TEXT = "abcabcabcabcabc"
+
+
+def _run(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as stopped:
+        main(["generate", *arguments])
+    return stopped.value.code
+
+
+def _expected(folder: Path, **arguments: object) -> str:
+    tokenizer = tiny_tokenizer()
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(7)
+    output = model.generate(**inputs, max_new_tokens=40, **arguments)
+    new = output[0, inputs["input_ids"].shape[1] :]
+    return str(tokenizer.decode(new, skip_special_tokens=True))
+
+
+def test_text_written_is_the_models_own(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--prompt", TEXT, "--max-new-tokens", "40", "--no-chat-template")
+    assert _run(str(tiny_folder), *options) == 0
+    captured = capsys.readouterr()
+    assert captured.out == _expected(tiny_folder, do_sample=False) + "\n"
+    assert "n-gram" in captured.err
+
+
+def test_sampled_text_is_the_models_own_of_the_same_seed(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--drafter ngram --max-new-tokens 40 --no-chat-template --temperature 0.7 --seed 7"
+    options += " --top-k 20 --top-p 0.9"
+    assert _run(str(tiny_folder), "--prompt", TEXT, *options.split()) == 0
+    expected = _expected(tiny_folder, do_sample=True, temperature=0.7, top_k=20, top_p=0.9)
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_marks_and_figures_agree_and_the_text_stays_the_same(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--prompt", TEXT, "--max-new-tokens", "40", "--no-chat-template", "--show-accepted")
+    assert _run(str(tiny_folder), *options) == 0
+    captured = capsys.readouterr()
+    text = captured.out.replace("‹", "").replace("›", "")
+    assert text == _expected(tiny_folder, do_sample=False) + "\n"
+    marked = "‹" in captured.out
+    assert marked == ("mu 0.00" not in captured.err)
+    assert "passes" in captured.err
+
+
+def test_prompt_comes_from_argument_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("from file", encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", io.StringIO("from stdin"))
+    assert read_prompt("given", None) == "given"
+    assert read_prompt(None, path) == "from file"
+    assert read_prompt(None, None) == "from stdin"
+    with pytest.raises(ConfigError, match="both"):
+        read_prompt("given", path)
+    with pytest.raises(ConfigError, match="no file"):
+        read_prompt(None, tmp_path / "absent")
+
+
+def test_temperature_zero_is_greedy_and_anything_above_samples() -> None:
+    assert sampling_arguments(0, None, None) == {"do_sample": False}
+    assert sampling_arguments(0.5, None, 0.9) == {
+        "do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 0.9,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="temperature"):
+        sampling_arguments(-1, None, None)
+    with pytest.raises(ConfigError, match="top-k"):
+        sampling_arguments(0, 5, None)
+
+
+def test_missing_model_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(str(tmp_path / "absent"), "--prompt", "x", "--drafter", "ngram") == 2
+    error = capsys.readouterr().err
+    assert "absent" in error and "Traceback" not in error

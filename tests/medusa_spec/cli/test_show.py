@@ -1,0 +1,131 @@
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medusa_spec.cli.show import (
+    BRACKETS,
+    GREEN_UNDERLINED,
+    IncrementalText,
+    MarkedStreamer,
+    WatchedDrafter,
+    accepted_marks,
+)
+from medusa_spec.drafters import NgramDrafter
+from medusa_spec.testing import tiny_tokenizer
+from medusa_spec.tree import TokenTree, TreeShape, chain
+
+TOKENIZER = tiny_tokenizer()
+
+
+def _ids(text: str) -> list[int]:
+    return TOKENIZER(text)["input_ids"]
+
+
+def _streamer(**options: object) -> tuple[MarkedStreamer, io.StringIO]:
+    out = io.StringIO()
+    streamer = MarkedStreamer(TOKENIZER, out=out, **options)  # type: ignore[arg-type]
+    streamer.put(torch.tensor([_ids("the prompt")]))
+    return streamer, out
+
+
+def _put(streamer: MarkedStreamer, text: str) -> None:
+    for token in _ids(text):
+        streamer.put(torch.tensor([token]))
+
+
+@given(st.text(max_size=30))
+def test_increments_join_to_the_whole_text(text: str) -> None:
+    incremental = IncrementalText(TOKENIZER)
+    ids = _ids(text)
+    joined = "".join(incremental.add(token) for token in ids) + incremental.rest()
+    assert joined == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def test_half_a_character_is_held_back() -> None:
+    incremental = IncrementalText(TOKENIZER)
+    first, *others, last = _ids("你")
+    assert [incremental.add(token) for token in (first, *others)] == [""] * (1 + len(others))
+    assert incremental.add(last) == "你"
+
+
+def test_what_never_became_a_character_is_shown_at_the_end() -> None:
+    incremental = IncrementalText(TOKENIZER)
+    incremental.add(_ids("你")[0])
+    assert incremental.rest() == "\ufffd"
+
+
+def test_prompt_and_special_tokens_are_not_shown() -> None:
+    streamer, out = _streamer()
+    _put(streamer, "yes<|im_end|>")
+    streamer.end()
+    assert out.getvalue() == "yes\n"
+
+
+def test_exactly_the_accepted_draft_tokens_are_marked() -> None:
+    streamer, out = _streamer(marks=BRACKETS)
+    _put(streamer, "a")
+    # The draft after "a" is "bcd" or "x"; the model says "bc", then "e" of its own.
+    shape = TreeShape(parents=(-1, 0, 1, 2, 0))
+    streamer.drafted(TokenTree(shape=shape, tokens=tuple(_ids("abcdx"))))
+    _put(streamer, "bce")
+    streamer.drafted(TokenTree(shape=chain(1), tokens=tuple(_ids("ex"))))
+    _put(streamer, "b")
+    streamer.drafted(TokenTree(shape=chain(1), tokens=tuple(_ids("bf"))))
+    _put(streamer, "f")
+    streamer.end()
+    assert out.getvalue() == "a‹bc›eb‹f›\n"
+    assert streamer.accepted == 3
+
+
+def test_a_token_like_a_guess_at_another_depth_is_not_marked() -> None:
+    streamer, out = _streamer(marks=BRACKETS)
+    streamer.drafted(TokenTree(shape=chain(2), tokens=tuple(_ids("abc"))))
+    _put(streamer, "cb")
+    streamer.end()
+    assert out.getvalue() == "cb\n"
+
+
+def test_without_marks_the_text_is_bare() -> None:
+    streamer, out = _streamer()
+    streamer.drafted(TokenTree(shape=chain(1), tokens=tuple(_ids("ab"))))
+    _put(streamer, "b")
+    streamer.end()
+    assert out.getvalue() == "b\n"
+
+
+def test_every_line_is_indented() -> None:
+    streamer, out = _streamer(indent="  ")
+    _put(streamer, "one\ntwo")
+    streamer.end()
+    assert out.getvalue() == "  one\n  two\n"
+
+
+def test_watched_drafter_drafts_as_the_other_does_and_shows_each_tree() -> None:
+    seen: list[TokenTree] = []
+    prompt = [1, 2, 3, 4, 1, 2]
+    watched = WatchedDrafter(NgramDrafter(), seen.append).begin(prompt)
+    bare = NgramDrafter().begin(prompt)
+    for root in (3, 4, 1):
+        tree = watched.draft(root, None, None)
+        assert tree == bare.draft(root, None, None) == seen[-1]
+        for session in (watched, bare):
+            session.observe([root + 1])
+    assert any(tree.size > 1 for tree in seen)
+
+
+def test_marks_are_colours_on_a_terminal_and_brackets_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert accepted_marks(Terminal())[0] == GREEN_UNDERLINED
+    assert accepted_marks(io.StringIO()) == BRACKETS
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert accepted_marks(Terminal()) == BRACKETS
