@@ -104,7 +104,7 @@ def _plain(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> t
 
 
 def _marked(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[Span]]:
-    encoded = tokenizer.apply_chat_template(
+    encoded: Any = tokenizer.apply_chat_template(
         list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
     ids = list(encoded["input_ids"])
@@ -153,6 +153,6 @@ def _end_of_turn(ids: list[int], span: Span, tokenizer: PreTrainedTokenizerBase,
     if end < len(ids) and ids[end] in eos_ids and not (end > start and ids[end - 1] in eos_ids):
         return start, end + 1
     last = max((i for i in range(start, end) if ids[i] in eos_ids), default=None)
-    if last is not None and not tokenizer.decode(ids[last + 1 : end]).strip():
+    if last is not None and not str(tokenizer.decode(ids[last + 1 : end])).strip():
         return start, last + 1
     return span

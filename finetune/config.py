@@ -25,6 +25,7 @@ class FinetuneConfig:
         data: Files (JSONL, `.gz` too, parquet) or hub data sets; `("self",)` lets the model write its own.
         output: Folder of the run; `heads/` in it is the result.
         revision: Revision of the target on the hub.
+        base_name: Name of the target in the heads' config, where `model` is a local copy of it.
         sources: Keep only records whose `source` field is one of these; None keeps all.
         max_length: Tokens after which a conversation is cut.
         held_out: Share of the conversations kept from training, for calibration and report.
@@ -65,6 +66,7 @@ class FinetuneConfig:
     data: tuple[str, ...]
     output: str
     revision: str | None = None
+    base_name: str | None = None
     sources: tuple[str, ...] | None = None
     max_length: int = 1024
     held_out: float = 0.02

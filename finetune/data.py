@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from medusa_spec.finetune import stages
 from medusa_spec.finetune.chat import chat_template_hash, has_generation_marks, render
 from medusa_spec.finetune.config import SELF, FinetuneConfig
 from medusa_spec.finetune.files import write_json
-from medusa_spec.finetune.records import Record, fingerprint, read_records
+from medusa_spec.finetune.records import Message, Record, fingerprint, read_records
 from medusa_spec.finetune.tokens import TokenWriter
 
 SPLITS = ("train", "held_out")
@@ -64,8 +65,7 @@ def run_data(config: FinetuneConfig, target: HasTokenizer) -> dict[str, Any]:
         return dict(stages.read_done(output, "data")["result"])
     folder = output / "data"
     folder.mkdir(exist_ok=True)
-    names = [str(output / "self.jsonl")] if config.data == (SELF,) else list(config.data)
-    records = list(select(names, config.sources))
+    records = list(select(input_names(config), config.sources))
     manifest = tokenize(records, target.tokenizer, target.eos_ids, folder, config)
     manifest["settings"] = wanted
     write_json(folder / "manifest.json", manifest)
@@ -104,6 +104,32 @@ def held_out_keys(records: Iterable[Record], share: float) -> set[str]:
         )
     chosen = {key for key in keys if int(key[:15], 16) < share * 16**15}
     return chosen - {keys[-1]} if chosen else {keys[0]}
+
+
+def held_out_prompts(config: FinetuneConfig, limit: int) -> list[tuple[tuple[Message, ...], str]]:
+    """Messages up to the first answer, and source, of held-out conversations; the sources take turns.
+
+    They are read from the inputs again, since the token data hold no text.
+    """
+    records = list(select(input_names(config), config.sources))
+    keys = held_out_keys(records, config.held_out)
+    found: dict[str, tuple[tuple[Message, ...], str]] = {}
+    for record in records:
+        key = record.split_key()
+        if key in keys and record.messages and key not in found:
+            first = next(i for i, turn in enumerate(record.messages) if turn["role"] == "assistant")
+            if first:
+                found[key] = record.messages[:first], record.source or ""
+    groups: dict[str, list[tuple[tuple[Message, ...], str]]] = {}
+    for key in sorted(found):
+        groups.setdefault(found[key][1], []).append(found[key])
+    turns = zip_longest(*groups.values())
+    return [prompt for turn in turns for prompt in turn if prompt is not None][:limit]
+
+
+def input_names(config: FinetuneConfig) -> list[str]:
+    """The inputs of the stage: the given ones, or what the self stage wrote."""
+    return [str(Path(config.output) / "self.jsonl")] if config.data == (SELF,) else list(config.data)
 
 
 def tokenize(

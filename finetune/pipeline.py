@@ -8,17 +8,22 @@ from typing import Any
 
 from medusa_spec.errors import ConfigError
 from medusa_spec.finetune import stages as marks
+from medusa_spec.finetune.calibrate import run_calibrate
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
+from medusa_spec.finetune.report import run_report
+from medusa_spec.finetune.selfdata import run_self
 from medusa_spec.finetune.states import run_states
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import run_train
 
-
 STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
+    "self": run_self,
     "data": run_data,
     "states": run_states,
     "train": run_train,
+    "calibrate": run_calibrate,
+    "report": run_report,
 }
 """The stages in their order."""
 

@@ -79,7 +79,7 @@ def parse_record(value: Any, place: str) -> Record:
     """
     if not isinstance(value, dict):
         raise DataError(f"{place}: a record must be a JSON object, got {type(value).__name__}")
-    common = {
+    common: dict[str, Any] = {
         "place": place,
         "source": _optional_text(value, "source", place),
         "finished": value.get("finished") is not False,
@@ -160,7 +160,7 @@ def _data_set(name: str) -> Iterator[tuple[str, Any]]:
         from datasets import load_dataset
     except ImportError as error:
         raise DataError(
-            f"data {name!r} is no file; reading it as a hub data set needs `datasets` (pip install medusa-spec[finetune])"
+            f"data {name!r} is no file; to read it as a hub data set, pip install medusa-spec[finetune]"
         ) from error
     repo, _, split = name.partition(":")
     try:

@@ -34,9 +34,7 @@ class HiddenStates(Protocol):
         """Where the target computes."""
         ...
 
-    def hidden_states(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def hidden_states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Ids [B, T] to h [B, T, H], the tensor that enters the LM head."""
         ...
 

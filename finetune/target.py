@@ -19,7 +19,6 @@ _NATIVE_BF16 = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 """Not public in torch: where a version lacks them, float32 is the careful answer."""
 
 
-
 def compute_device(config: FinetuneConfig) -> torch.device:
     """The device asked for, else a GPU if there is one."""
     return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -33,6 +32,14 @@ def compute_dtype(config: FinetuneConfig) -> torch.dtype:
         return torch.bfloat16
     native = (getattr(torch.cpu, name, None) for name in _NATIVE_BF16)
     return torch.bfloat16 if any(check is not None and check() for check in native) else torch.float32
+
+
+def load_model(config: FinetuneConfig) -> Any:
+    """A load of the target, frozen, in the dtype and on the device of `config`."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        config.model, revision=config.revision, dtype=compute_dtype(config)
+    )
+    return model.to(compute_device(config)).eval().requires_grad_(False)
 
 
 class Target:
@@ -55,7 +62,9 @@ class Target:
         """Ids at which generation stops: the generation config's, and the tokenizer's own."""
         ids = {self.tokenizer.eos_token_id}
         try:
-            stop = GenerationConfig.from_pretrained(self.config.model, revision=self.config.revision).eos_token_id
+            stop = GenerationConfig.from_pretrained(
+                self.config.model, revision=self.config.revision or "main"
+            ).eos_token_id
             ids |= set(stop) if isinstance(stop, list) else {stop}
         except OSError:
             pass  # a model without a generation config stops at the tokenizer's EOS
@@ -69,11 +78,16 @@ class Target:
     @cached_property
     def model(self) -> Any:
         """The causal LM, frozen, in `config.dtype`."""
-        config = self.config
-        model = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, dtype=self.dtype)
-        return model.to(compute_device(config)).eval().requires_grad_(False)
+        return load_model(self.config)
 
     @cached_property
     def backbone(self) -> Backbone:
         """The backbone attached to the model."""
         return Backbone(self.model)
+
+    def release(self) -> Any:
+        """Detaches the backbone, if there is one, and gives the model; a later `backbone` attaches anew."""
+        attached = self.__dict__.pop("backbone", None)
+        if attached is not None:
+            attached.detach()
+        return self.model

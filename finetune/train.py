@@ -50,8 +50,8 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     heads = start_heads(config, target.backbone, counts, target.eos_ids)
     start = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
     model = TrainedHeads(heads, depth_decay=config.depth_decay)
-    stores = [StateStore(output / "states", split) for split in ("train", "held_out")]
-    history = train_heads(model, *stores, config, folder)
+    train, held_out = (StateStore(output / "states", split) for split in ("train", "held_out"))
+    history = train_heads(model, train, held_out, config, folder)
     check_trained(start, heads)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
     write_tensors(folder / WEIGHTS_NAME, state)
@@ -59,8 +59,8 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     result = {
         "heads": heads.config.to_dict(),
         "draft_coverage": 1.0 if heads.draft_ids is None else coverage(counts, heads.draft_ids.cpu()),
-        "positions": len(stores[0]),
-        "held_out_positions": len(stores[1]),
+        "positions": len(train),
+        "held_out_positions": len(held_out),
         "steps": max((int(entry["step"]) for entry in history), default=0),
         "accuracy": _last(history, "top1_head_0"),
     }
@@ -114,7 +114,7 @@ def check_loaded(heads: MedusaHeads, stored: dict[str, torch.Tensor], name: str)
         expected, got = float(stored[key].float().norm()), float(tensor.float().norm())
         if abs(expected - got) > 1e-3 * max(expected, 1e-6):
             raise CheckpointError(f"{key} of {name!r} must have norm {expected:.6g} as on disk, got {got:.6g}")
-    if all(float(p.norm()) == 0 for key, p in heads.named_parameters() if ".blocks." in key):
+    if all(float(p.detach().norm()) == 0 for key, p in heads.named_parameters() if ".blocks." in key):
         raise CheckpointError(f"init_from must name trained heads, but all blocks of {name!r} are zero")
 
 
@@ -132,8 +132,8 @@ def check_trained(start: dict[str, torch.Tensor], heads: MedusaHeads) -> None:
             moved[int(key.split(".")[1])] |= not torch.equal(tensor, start[key])
     if not all(moved):
         raise MedusaError(
-            f"every head must have changed, but head {moved.index(False)} did not: no answer in the data is long enough "
-            "to give it a target within the draft vocabulary; lower num_heads or give longer answers"
+            f"every head must have changed, but head {moved.index(False)} did not: no answer in the data is long "
+            "enough to give it a target within the draft vocabulary; lower num_heads or give longer answers"
         )
 
 

@@ -1,10 +1,13 @@
 """The module that is trained: heads over stored states, giving their losses. Knows no store and no schedule."""
 
+from typing import cast
+
 import torch
 from torch import nn
 
 from medusa_spec.finetune.losses import depth_weights, linear_cross_entropy
 from medusa_spec.heads import MedusaHeads, index_of
+from medusa_spec.heads.block import ResidualBlock
 from medusa_spec.heads.medusa import MedusaHead
 
 
@@ -42,14 +45,15 @@ class TrainedHeads(nn.Module):
 
     def features(self, h: torch.Tensor) -> list[torch.Tensor]:
         """K features [T, H]; the heads' first blocks read the same h, so they pass as one product."""
-        first = [head.blocks[0].linear for head in self.heads.heads]
+        blocks = [[cast(ResidualBlock, b) for b in cast(MedusaHead, head).blocks] for head in self.heads.heads]
+        first = [own[0].linear for own in blocks]
         weight = torch.cat([linear.weight for linear in first])
         bias = torch.cat([linear.bias for linear in first])
         parts = nn.functional.linear(h, weight, bias).chunk(len(first), dim=1)
         features = []
-        for head, part in zip(self.heads.heads, parts, strict=True):
+        for own, part in zip(blocks, parts, strict=True):
             z = h + nn.functional.silu(part)
-            for block in head.blocks[1:]:
+            for block in own[1:]:
                 z = block(z)
             features.append(z)
         return features
@@ -66,17 +70,13 @@ class TrainedHeads(nn.Module):
         """
         h = h.to(self.weights.dtype)
         indices = self.indices(targets)
-        losses = torch.stack(
-            [self._loss(k, z, indices[:, k]) for k, z in enumerate(self.features(h))]
-        )
+        losses = torch.stack([self._loss(k, z, indices[:, k]) for k, z in enumerate(self.features(h))])
         return {"loss": (self.weights * losses).sum(), "losses": losses.detach()}
 
     def _loss(self, k: int, z: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         projection = self.heads.projection
         z, weight, bias = lm_head_operands(self.heads.heads[k], z, projection.weight, projection.bias)
-        return linear_cross_entropy(
-            z, weight, bias, index, scale=projection.scale, softcap=projection.softcap
-        )
+        return linear_cross_entropy(z, weight, bias, index, scale=projection.scale, softcap=projection.softcap)
 
 
 def lm_head_operands(

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import SequentialSampler
@@ -30,11 +30,9 @@ class HeadsTrainer(Trainer):
         self.head_losses: list[torch.Tensor] = []
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        return SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
+        return SequentialSampler(cast(StepBatches, train_dataset or self.train_dataset))
 
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
         """The weighted loss, unless a head's is not a number."""
         out = model(**inputs)
         finite = out["losses"].isfinite()
@@ -57,7 +55,7 @@ class HeadsTrainer(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint(*args, **kwargs)
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
         (folder / COMPLETE).touch()
 
 
@@ -74,16 +72,10 @@ class _HeldOut(TrainerCallback):
             self.trainer.log(held_out_accuracy(self.trainer.model, self.store, self.rows))
 
 
-def held_out_accuracy(
-    model: TrainedHeads, store: StateStore, rows: torch.Tensor
-) -> dict[str, float]:
+def held_out_accuracy(model: TrainedHeads, store: StateStore, rows: torch.Tensor) -> dict[str, float]:
     """Top-1 and top-5 accuracy by head, as flat names for the log."""
     ranks = measure_ranks(model, store, rows)
-    return {
-        f"top{top}_head_{k}": round(share, 4)
-        for top in (1, 5)
-        for k, share in enumerate(accuracy(ranks, top))
-    }
+    return {f"top{top}_head_{k}": round(share, 4) for top in (1, 5) for k, share in enumerate(accuracy(ranks, top))}
 
 
 def only_item(items: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -137,9 +129,7 @@ def train_heads(
     Returns:
         The log: losses by head, learning rate, held-out accuracy after each epoch.
     """
-    batches = StepBatches(
-        train, batch_positions=config.batch_positions, epochs=config.epochs, seed=config.seed
-    )
+    batches = StepBatches(train, batch_positions=config.batch_positions, epochs=config.epochs, seed=config.seed)
     watch = _HeldOut(held_out, batches.steps_per_epoch)
     device = model.heads.projection.weight.device
     trainer = HeadsTrainer(

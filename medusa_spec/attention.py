@@ -22,11 +22,11 @@ class Visibility:
     """Which keys of one row and layer kind the N nodes see, as slots of the row's key buffer.
 
     ```
-    window 4, prefix of 6 keys, chain of 3 nodes        slots   0 1 2 | 3 | 4 5 | 6 7 8
-                                                        node 0  · · · | ■ | ■ ■ | ■ · ·
-                                                        node 1  · · · | · | ■ ■ | ■ ■ ·
-                                                        node 2  · · · | · | · ■ ...       (common then begins at 5)
-                                                              unseen boundary common tree
+    window 4, prefix of 6 keys, chain of 3 nodes        slots   0 1 2 | 3 4 | 5 | 6 7 8
+                                                        node 0  · · · | ■ ■ | ■ | ■ · ·
+                                                        node 1  · · · | · ■ | ■ | ■ ■ ·
+                                                        node 2  · · · | · · | ■ | ■ ■ ■
+                                                               unseen  bound. com.  tree
     ```
 
     Attributes:

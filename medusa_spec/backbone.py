@@ -65,6 +65,11 @@ class Backbone:
                 f"{type(self.model).__name__}.forward takes no position_ids, which a tree needs (its nodes' positions "
                 "are not their places in the row); use the model without medusa-spec"
             )
+        if _capture_input in self.lm_head._forward_pre_hooks.values():
+            raise AttachError(
+                f"this {type(self.model).__name__} is already wrapped; use the MedusaModel that wraps it, or call its "
+                "detach() first"
+            )
         self._originals = _attach(self.model)
         self._hook = self.lm_head.register_forward_pre_hook(_capture_input)
         self.adapters = adapter_state(self.model)
@@ -128,6 +133,11 @@ class Backbone:
         """Raises AttachError if an adapter was added, switched, merged or disabled since the attach."""
         if not self.attached:
             raise AttachError("this model was detached; wrap it again with MedusaModel(model, heads)")
+        if any(config._attn_implementation != PREFIX + original for config, original in self._originals):
+            raise AttachError(
+                "the attention implementation of the target was changed since it was wrapped (by set_attn_implementation, "
+                "or through a config that it shares with another model); detach() it and wrap it again"
+            )
         if adapter_state(self.model) != self.adapters:
             raise AttachError(
                 "the active adapters of the target changed after it was wrapped, so the wrapped heads and probe are "
@@ -307,12 +317,8 @@ def _attach(model: PreTrainedModel) -> list[tuple[Any, str]]:
             configs.setdefault(id(config), config)
     originals = []
     for config in configs.values():
-        name = config._attn_implementation or "eager"
-        if name.startswith(PREFIX):
-            raise AttachError(
-                f"this {type(model).__name__} is already wrapped; use the MedusaModel that wraps it, or call its "
-                "detach() first"
-            )
+        # A model built from the config of a wrapped one brings the name along without being wrapped.
+        name = (config._attn_implementation or "eager").removeprefix(PREFIX)
         _register(name)
         originals.append((config, name))
     for config, name in originals:

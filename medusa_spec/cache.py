@@ -127,6 +127,11 @@ class _Slab:
         """Slots that each row's prefix fills."""
         return [length - base for length, base in zip(lengths, self.bases, strict=True)]
 
+    def has_forgotten(self, lengths: Sequence[int]) -> bool:
+        """Whether rows of these lengths would see keys from before slot 0."""
+        first = [0 if self.window is None else max(0, length - self.window + 1) for length in lengths]
+        return any(base > wanted for base, wanted in zip(self.bases, first, strict=True))
+
     def make_room(self, lengths: Sequence[int], nodes: int) -> None:
         """Makes `nodes` free slots behind every row's prefix, forgetting what no window reaches, or growing."""
         if max(self.used(lengths)) + nodes <= self.capacity:
@@ -244,10 +249,21 @@ class SlabCache(Cache):
         self.lengths[row] += len(path)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last `-tokens_to_remove` tokens of every row; the number is not positive, as in transformers."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"tokens_to_remove must be 0 or negative, got {tokens_to_remove}")
-        self.lengths = [length + tokens_to_remove for length in self.lengths]
+        """Forgets the last `-tokens_to_remove` tokens of every row; the number is not positive, as in transformers.
+
+        Raises:
+            ValueError: If the number is positive, or a row shorter, or a sliding layer has forgotten what its window
+                would reach again.
+        """
+        lengths = [length + tokens_to_remove for length in self.lengths]
+        if tokens_to_remove > 0 or min(lengths) < 0:
+            raise ValueError(f"tokens_to_remove must be in -{min(self.lengths)}..0, got {tokens_to_remove}")
+        if any(slab.has_forgotten(lengths) for slab in self._slabs):
+            raise ValueError(
+                f"tokens_to_remove of {tokens_to_remove} brings back keys that a sliding layer has forgotten; read the "
+                "text anew"
+            )
+        self.lengths = lengths
 
     # --- exchange with Hugging Face's caches --------------------------------------------------------------------------
 
@@ -270,23 +286,22 @@ class SlabCache(Cache):
             own.seen = other.get_seq_length()
 
     def export(self, config: Any, into: Any = None) -> Any:
-        """Row 0's states as a `DynamicCache`, as `generate` returns it; `into`, the user's cache, is brought up to date."""
+        """Row 0's states as a `DynamicCache`, as `generate` returns it; `into`, the user's, is brought up to date."""
         cache = DynamicCache(config=config) if into is None else into
+        if not cache.layers:  # DynamicCache() makes them as they come, all of them full
+            cache.layers = DynamicCache(config=config).layers
         length = self.lengths[0]
-        for layer, other in zip(self.layers, cache.layers, strict=True):
-            base, new = self.base(layer_index(self, layer), 0), length - other.get_seq_length()
-            states = [states[:1, :, : length - base].clone() for states in (layer.keys, layer.values)]
-            if new > states[0].shape[2]:  # a sliding layer that has forgotten its beginning
+        for index, layer in enumerate(self.layers):
+            held = length - self.base(index, 0)
+            states = [states[:1, :, :held].clone() for states in (layer.keys, layer.values)]
+            new = length - cache.layers[index].get_seq_length()
+            if new <= held:
+                cache.layers[index].update(*(s[:, :, held - new :] for s in states))
+            else:  # a sliding layer that has forgotten its beginning
+                other = cache.layers[index] = DynamicSlidingWindowLayer(layer.window)
                 other.update(*states)
                 other.cumulative_length = length
-            else:
-                other.update(*(s[:, :, s.shape[2] - new :] for s in states))
         return cache
-
-
-def layer_index(cache: SlabCache, layer: SlabLayer) -> int:
-    """Place of a layer in its cache."""
-    return next(index for index, other in enumerate(cache.layers) if other is layer)
 
 
 def _stack(states: list[torch.Tensor], capacity: int) -> torch.Tensor:

@@ -139,15 +139,14 @@ def load_heads(
             )
     state = _read_weights(folder / WEIGHTS_NAME)
     draft_ids = state.get("draft_ids")
-    if draft_ids is not None and (draft_ids.min() < 0 or draft_ids.max() >= backbone.vocab_size):
-        raise CheckpointError(f"draft_ids in {folder} must be in 0..{backbone.vocab_size - 1}; the file is damaged")
+    _check_draft_ids(folder, draft_ids, config.heads.draft_vocab_size, backbone.vocab_size)
     dtype, device = dtype or backbone.dtype, device or backbone.lm_head.weight.device
     try:
         heads = MedusaHeads(config.heads, backbone.projection().rows(draft_ids), draft_ids)
     except ValueError as error:
         raise CheckpointError(f"{folder / WEIGHTS_NAME} does not fit {CONFIG_NAME}: {error}") from error
     _check_tensors(folder, heads.state_dict(), state)
-    heads.load_state_dict(state)
+    heads.to(device=device, dtype=dtype).load_state_dict(state)
     heads.projection = heads.projection.to(dtype)
     if config.lm_head_hash is not None and config.lm_head_hash != backbone.lm_head_hash():
         warnings.warn(
@@ -156,7 +155,7 @@ def load_heads(
             "if it is",
             stacklevel=2,
         )
-    return heads.to(device=device, dtype=dtype).requires_grad_(False).eval(), config
+    return heads.requires_grad_(False).eval(), config
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -164,6 +163,22 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; restore the file or train the heads again") from error
+
+
+def _check_draft_ids(folder: Path, ids: torch.Tensor | None, size: int | None, vocab_size: int) -> None:
+    path = folder / WEIGHTS_NAME
+    if (ids is None) != (size is None):
+        raise CheckpointError(
+            f"{path} must hold draft_ids if, and only if, {CONFIG_NAME} has a draft_vocab_size: it is {size}, and "
+            f"draft_ids are {'missing' if ids is None else 'there'}"
+        )
+    if ids is None:
+        return
+    if ids.shape != (size,) or ids.dtype != torch.long or ids.min() < 0 or ids.max() >= vocab_size:
+        raise CheckpointError(
+            f"{path}: draft_ids must be {size} int64 ids in 0..{vocab_size - 1}, got shape {tuple(ids.shape)} of "
+            f"{ids.dtype}{f' in {int(ids.min())}..{int(ids.max())}' if ids.numel() else ''}; the file is damaged"
+        )
 
 
 def _check_tensors(folder: Path, expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
@@ -176,9 +191,10 @@ def _check_tensors(folder: Path, expected: dict[str, torch.Tensor], found: dict[
     for name, tensor in expected.items():
         if tensor.shape != found[name].shape:
             raise CheckpointError(
-                f"{folder / WEIGHTS_NAME}: {name} must have shape {tuple(tensor.shape)}, got "
-                f"{tuple(found[name].shape)}"
+                f"{folder / WEIGHTS_NAME}: {name} must have shape {tuple(tensor.shape)}, got {tuple(found[name].shape)}"
             )
+        if not found[name].isfinite().all():
+            raise CheckpointError(f"{folder / WEIGHTS_NAME}: {name} is not finite; restore the file or train again")
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:

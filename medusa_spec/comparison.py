@@ -117,7 +117,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """For machines: every figure by name."""
-        result = {"settings": self.settings, "machine": self.machine}
+        result: dict[str, Any] = {"settings": self.settings, "machine": self.machine}
         result["busy_cores_elsewhere"] = self.others
         result |= _figures(self)
         result["economics"] = self.economics()._asdict()

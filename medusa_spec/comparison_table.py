@@ -51,7 +51,9 @@ def _times(ratio: Ratio) -> str:
     return f"{ratio.value:.2f}x"
 
 
-def _interval(ratio: Ratio) -> str:
+def _interval(ratio: Ratio, prompts: int) -> str:
+    if prompts < 2:
+        return "-"  # one prompt has no spread to resample
     return f"[{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
@@ -73,7 +75,7 @@ def _ratios(comparison: "Comparison") -> str:
         more = ", …" if len(equality.first_differences) > 5 else ""
         same = f"{equality.equal} of {equality.of}"
         name = PAIR_NAMES[fast, slow]
-        rows.append([name, _times(ratio), _interval(ratio), same, shown + more or "-"])
+        rows.append([name, _times(ratio), _interval(ratio, len(comparison.records)), same, shown + more or "-"])
     text = columns(rows)
     if comparison.machine.get("dtype") in ("bfloat16", "float16"):
         text += (
@@ -126,7 +128,7 @@ def _by_category(comparison: "Comparison") -> str:
         row = [name or "-", str(len(part.records)), f"{stats.mu:.2f}", f"{stats.tau:.2f}"]
         row += [f"{part.tokens_per_second('tree'):.1f}"]
         row += [_times(part.speedup(*pair)) for pair in pairs]
-        rows.append([*row, _interval(first), f"{equality.equal}/{equality.of}"])
+        rows.append([*row, _interval(first, len(part.records)), f"{equality.equal}/{equality.of}"])
     first_pair, note = "/".join(pairs[0]), "(95 %: of {}; same: tree and own plain)"
     return f"{columns(rows)}\n{note.format(first_pair)}"
 

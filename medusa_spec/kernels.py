@@ -58,6 +58,10 @@ def cpu_flash_kernel(
     return out[..., :value_dim], lse
 
 
+FLASH_ATTN_LIMIT = 256
+"""Largest head size that flash-attn knows."""
+
+
 @lru_cache(maxsize=1)
 def _flash_attn() -> Any:
     """flash-attn's cache kernel, or None where it is not installed."""
@@ -78,11 +82,13 @@ def flash_attn_kernel(
 ) -> Part:
     """flash-attn over a prefix that every query sees (no bias), for float16 and bfloat16 on CUDA.
 
-    flash-attn orders [B, S, H, D] and takes int32 lengths; the buffers are passed as views, nothing is copied.
+    flash-attn orders [B, S, H, D] and takes int32 lengths; the buffers are passed as views, nothing is copied. It
+    wants one head size of at most `FLASH_ATTN_LIMIT` for K and V.
     """
-    if bias is not None or query.dtype not in (torch.float16, torch.bfloat16):
-        return math_kernel(query, key, value, bias, scale, softcap)
     dim, value_dim = query.shape[-1], value.shape[-1]
+    fits = value_dim <= dim <= FLASH_ATTN_LIMIT and query.dtype in (torch.float16, torch.bfloat16)
+    if bias is not None or not fits:
+        return math_kernel(query, key, value, bias, scale, softcap)
     if value_dim < dim:
         value = torch.nn.functional.pad(value, (0, dim - value_dim))
     lengths = torch.full((query.shape[0],), key.shape[2], dtype=torch.int32, device=query.device)

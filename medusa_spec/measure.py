@@ -151,7 +151,7 @@ class _Session:
                     counted = self.model.last_stats
                     assert counted is not None  # generate has just set it
                     stats[arm] = stats[arm].merge(counted) if arm in stats else counted
-            answer = self.tokenizer.decode(answers[names[0]].tokens, skip_special_tokens=True)
+            answer = str(self.tokenizer.decode(list(answers[names[0]].tokens), skip_special_tokens=True))
             messages.append({"role": "assistant", "content": answer})
         return PromptRecord(
             category=prompt.category,
@@ -193,8 +193,12 @@ def _arms(model: "MedusaModel", baseline: PreTrainedModel | None, draft_nodes: i
     def tree(**arguments: Any) -> torch.Tensor:
         return model.generate(**arguments, draft_nodes=draft_nodes)
 
-    arms = {} if baseline is None else {"hf": Arm(baseline.generate, baseline.device)}
+    arms = {} if baseline is None else {"hf": Arm(_generate_of(baseline), baseline.device)}
     return arms | {"plain": Arm(plain, model.device), "tree": Arm(tree, model.device)}
+
+
+def _generate_of(model: Any) -> Callable[..., torch.Tensor]:
+    return model.generate  # through Any: Hugging Face's mixin is opaque to type checkers
 
 
 def _asked_prompts(
@@ -204,7 +208,7 @@ def _asked_prompts(
         raise ConfigError("prompts: expected at least one, got none; pass texts or messages")
     if categories is not None and len(categories) != len(prompts):
         raise ConfigError(f"categories: expected one per prompt ({len(prompts)}), got {len(categories)}")
-    names = categories or [None] * len(prompts)
+    names: Sequence[str | None] = categories or [None] * len(prompts)
     return [as_prompt(item, name) for item, name in zip(prompts, names, strict=True)]
 
 

@@ -21,8 +21,9 @@ PROBE_SHAPE = shape_of((-1, 0, 1, 0, 3, 2, 3))
 EXACT = 1e-6
 """Largest difference of float64 logits that counts as equal: eager attention takes its softmax in float32."""
 
-FAR_BELOW = 0.2
-"""A tree pass of the real model must differ from sequential passes by less than this share of what a wrong mask does."""
+FAR_BELOW = 0.4
+"""A tree pass of the real model must differ from sequential passes by less than this share of what a wrong mask does:
+in bfloat16 rounding alone comes to a tenth of it, a wrong mask to all of it."""
 
 _verdicts: dict[tuple[str, ...], str] = {}
 

@@ -80,7 +80,7 @@ def encode(
 ) -> dict[str, torch.Tensor]:
     """`input_ids` and `attention_mask` [1, T], by the chat template if wanted and there."""
     if chat_template and tokenizer.chat_template:
-        encoded = tokenizer.apply_chat_template(
+        encoded: Any = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
     else:

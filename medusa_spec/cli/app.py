@@ -166,6 +166,18 @@ def finetune(
     seed: Annotated[int | None, typer.Option(help="Order of the data.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Dtype of the target.")] = None,
     device: Annotated[str | None, typer.Option(help="Device; default: a GPU if any.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of the target on the hub.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of --lm-head low_rank.")] = None,
+    tree_size: Annotated[
+        int | None, typer.Option(help="Draft nodes of the tree; default: chosen by measured pass times.")
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per pass of the target; lower it when memory is short.")
+    ] = None,
+    report_prompts: Annotated[int | None, typer.Option(help="Held-out prompts that the report decodes.")] = None,
+    self_conversations: Annotated[
+        int | None, typer.Option(help="Conversations that the model writes for --data self.")
+    ] = None,
     stage: Annotated[list[str] | None, typer.Option(help="Run only this stage; repeatable. Default: all.")] = None,
     redo: Annotated[str | None, typer.Option(help="Start afresh from this stage on, deleting what is there.")] = None,
 ) -> None:
@@ -188,6 +200,12 @@ def finetune(
         "seed": seed,
         "dtype": dtype,
         "device": device,
+        "revision": revision,
+        "rank": rank,
+        "tree_size": tree_size,
+        "batch_tokens": batch_tokens,
+        "report_prompts": report_prompts,
+        "self_conversations": self_conversations,
     }
     run(
         model=model,

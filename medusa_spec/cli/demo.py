@@ -25,6 +25,8 @@ def demo(*, heads: str | None, drafter: str | None, limit: int, max_new_tokens: 
         print(loaded.note)
     untouched = load_baseline(loaded.model) if baseline else None
     print(f"Marked in the tree's text: {explain_marks(accepted_marks(sys.stdout))}.")
+    if untouched is not None:
+        print("Hugging Face's generate decodes every prompt, too, unseen.")
     comparison = compare(
         loaded.model,
         untouched,
@@ -47,7 +49,7 @@ def summary(comparison: Comparison) -> str:
     lines = [columns(rows), ""]
     for fast, slow in comparison.pairs:
         ratio = comparison.speedup(fast, slow)
-        interval = f"95 % of prompts' resamples: {ratio.low:.2f} to {ratio.high:.2f}"
+        interval = f"95 % interval {ratio.low:.2f} to {ratio.high:.2f}"
         lines.append(f"{fast} / {slow}: {ratio.value:.2f} times the speed ({interval})")
     lines.append(f"same output, tree and plain: {equality.equal} of {equality.of} prompts")
     if "hf" in comparison.arms:

@@ -30,17 +30,17 @@ def finetune(
         settings: Other fields of `FinetuneConfig`; those that are None keep their default.
     """
     try:
-        from medusa_spec.finetune import config as settings_of
-        from medusa_spec.finetune import pipeline
-        from medusa_spec.finetune import preview as shown
+        from medusa_spec.finetune.config import FinetuneConfig
+        from medusa_spec.finetune.mask_preview import preview as preview_of
+        from medusa_spec.finetune.pipeline import run_pipeline
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     given = {name: value for name, value in settings.items() if value is not None}
-    config = settings_of.FinetuneConfig(model=model, data=data, output=output or ".", **given)
+    config = FinetuneConfig(model=model, data=data, output=output or ".", **given)
     if preview:
-        print(shown.preview(config))
+        print(preview_of(config))
         return
-    folder = pipeline.run_pipeline(config, stages=stages, redo=redo)
+    folder = run_pipeline(config, stages=stages, redo=redo)
     print(f"Done: {folder}", file=sys.stderr)
     if (folder / "heads").is_dir():
         print(f"Try them: medusa-spec generate {folder / 'heads'} --show-accepted")

@@ -28,17 +28,18 @@ def generate(
     if loaded.note:
         print(loaded.note, file=sys.stderr)
     encoded = encode(loaded.tokenizer, as_prompt(prompt).messages, chat_template=chat_template)
+    arguments: dict[str, Any] = {name: tensor.to(loaded.model.device) for name, tensor in encoded.items()}
     marks = accepted_marks(sys.stdout) if show_accepted else None
     streamer = MarkedStreamer(loaded.tokenizer, marks=marks)
     if show_accepted:
-        sampling = sampling | {"drafter": WatchedDrafter(loaded.model.drafter, streamer.drafted)}
+        arguments["drafter"] = WatchedDrafter(loaded.model.drafter, streamer.drafted)
     torch.manual_seed(seed)
     loaded.model.generate(
-        **{name: tensor.to(loaded.model.device) for name, tensor in encoded.items()},
+        **arguments,
+        **sampling,
         max_new_tokens=max_new_tokens,
         draft_nodes=draft_nodes,
         streamer=streamer,
-        **sampling,
     )
     if show_accepted and loaded.model.last_stats is not None:
         print(figures(loaded.model.last_stats), file=sys.stderr)

@@ -9,6 +9,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from medusa_spec.checkpoint import is_heads_folder, packaged_heads
 from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
@@ -38,6 +39,7 @@ def load(name: str | None, heads: str | None, drafter: str | None, *, dtype: str
 
     `name` may be a folder of heads, which knows its model.
     """
+    disable_progress_bar()  # loading bars would stand between the lines of text
     path, note = name, ""
     if name is None:
         path = str(default_model_path())

@@ -28,7 +28,7 @@ def test_speed_ups_stand_beside_mu_and_equality() -> None:
     table = comparison_table(COMPARISON)
     assert "mu 0.80" in table and "tau 1.80" in table
     line = next(line for line in table.splitlines() if line.startswith("tree / Hugging Face"))
-    assert line.split()[4:] == ["3.00x", "[3.00,", "3.00]", "0", "of", "1", "1"]
+    assert line.split()[4:] == ["3.00x", "-", "0", "of", "1", "1"]
     assert "honest" in table and "rule of thumb" in table and "quiet" in table
 
 
@@ -51,3 +51,8 @@ def test_a_noisy_machine_is_said() -> None:
 
 def test_columns_line_up() -> None:
     assert columns([["a", "bb"], ["ccc", "d"]]) == "a    bb\nccc   d"
+
+
+def test_interval_is_given_from_two_prompts_on() -> None:
+    assert "[3.00, 3.00]" not in comparison_table(COMPARISON)
+    assert "[3.00, 3.00]" in comparison_table(replace(COMPARISON, records=(RECORD, RECORD)))

@@ -1,9 +1,11 @@
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medusa_spec.testing import save_tiny_model, tiny_model, tiny_tokenizer
+from medusa_spec.errors import ConfigError
+from medusa_spec.testing import ARCHITECTURES, save_tiny_model, tiny, tiny_model, tiny_tokenizer
 
 TEXT = "Grüße, 你好!\n  def f(x): return x"
 
@@ -36,3 +38,20 @@ def test_saved_model_and_tokenizer_are_those_that_were_made(tmp_path: Path) -> N
     with torch.no_grad():
         assert torch.equal(model(ids).logits, tiny_model()(ids).logits)
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_is_made_and_depends_on_all_its_context(name: str) -> None:
+    model = tiny(name)
+    assert model.dtype == torch.float64 and model.config.model_type == name
+    ids = torch.randint(3, 128, (1, 6))
+    changed = ids.clone()
+    changed[0, 0] = 3 + (ids[0, 0] - 2) % 125
+    with torch.no_grad():
+        one, other = model(ids).logits[0, -1], model(changed).logits[0, -1]
+    assert not torch.allclose(one, other)
+
+
+def test_unknown_architecture_is_named() -> None:
+    with pytest.raises(ConfigError, match="perceptron"):
+        tiny("perceptron")

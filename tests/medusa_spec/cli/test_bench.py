@@ -1,3 +1,4 @@
+import importlib.util
 import json
 from pathlib import Path
 
@@ -40,3 +41,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
         write_atomically(path, "new")
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_text() == "old"
+
+
+def test_benchmark_script_ends_with_one_json_line(
+    tiny_folder: Path, repository_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = repository_root / "benchmarks" / "speed.py"
+    spec = importlib.util.spec_from_file_location("benchmark_speed", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main([str(tiny_folder), "--limit", "2", "--max-new-tokens", "8", "--drafter", "ngram"])
+    *table, last = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert json.loads(last)["prompts"] == 2
+    assert any("own plain" in line for line in table)

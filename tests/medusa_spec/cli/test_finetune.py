@@ -1,10 +1,11 @@
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import medusa_spec.finetune as package
 from medusa_spec.cli import main
+from medusa_spec.finetune import FinetuneConfig, mask_preview, pipeline
 
 
 @pytest.fixture
@@ -20,8 +21,8 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         calls.append(("preview", config))
         return "the preview"
 
-    monkeypatch.setattr(package, "run_pipeline", run_pipeline)
-    monkeypatch.setattr(package, "preview", preview)
+    monkeypatch.setattr(pipeline, "run_pipeline", run_pipeline)
+    monkeypatch.setattr(mask_preview, "preview", preview)
     return calls
 
 
@@ -33,10 +34,10 @@ def _run(*arguments: str) -> object:
 
 def test_options_become_settings_and_the_others_keep_their_defaults(runs: list[Any]) -> None:
     options = "--model m --data a.jsonl --data b.jsonl --output out --epochs 3 --num-heads 2"
-    options += " --lm-head low_rank --source self --dtype float32 --learning-rate 0.01"
+    options += " --lm-head low_rank --source self --dtype float32 --learning-rate 0.01 --tree-size 7"
     assert _run(*options.split()) == 0
     ((_, config, how),) = runs
-    assert config == package.FinetuneConfig(
+    assert config == FinetuneConfig(
         model="m",
         data=("a.jsonl", "b.jsonl"),
         output="out",
@@ -46,6 +47,7 @@ def test_options_become_settings_and_the_others_keep_their_defaults(runs: list[A
         sources=("self",),
         dtype="float32",
         learning_rate=0.01,
+        tree_size=7,
     )
     assert how == {"stages": None, "redo": None}
 
@@ -71,3 +73,15 @@ def test_wrong_setting_is_one_message(runs: list[Any], capsys: pytest.CaptureFix
     assert _run("--model", "m", "--data", "a", "--output", "o", "--held-out", "2") == 2
     error = capsys.readouterr().err
     assert "held_out" in error and "Traceback" not in error and not runs
+
+
+def test_preview_marks_the_answers_of_real_data(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    data = tmp_path / "chats.jsonl"
+    data.write_text(json.dumps({"messages": turns}))
+    assert _run("--model", str(tiny_folder), "--data", str(data), "--preview") == 0
+    shown = capsys.readouterr().out
+    assert "⟦answer<|im_end|>⟧" in shown and "⟦question" not in shown
+    assert list(tmp_path.iterdir()) == [data]

@@ -1,0 +1,146 @@
+"""The calibrate stage: which rank paths were right on held-out states, and the tree that follows. Saves the heads."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_spec.backbone import Backbone
+from medusa_spec.checkpoint import save_heads
+from medusa_spec.config import MedusaConfig
+from medusa_spec.cost import best_size, measure_pass_times
+from medusa_spec.finetune import stages
+from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.ranks import accuracy, complete_rows, measure_ranks
+from medusa_spec.finetune.store import StateStore
+from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.train import load_trained
+from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
+from medusa_spec.tree import PathValues, best_tree, count_paths, expected_accepted
+
+PREFIX = 256
+"""Tokens before the pass whose time is measured: a usual chat."""
+
+SHOWN_SIZES = (1, 3, 7, 15, 31, 63)
+"""Tree sizes, in draft nodes, that the record lists."""
+
+
+def settings(config: FinetuneConfig) -> dict[str, Any]:
+    """What the stage's result depends on."""
+    return {
+        "train": stages.read_done(Path(config.output), "train")["hash"],
+        "tree_width": config.tree_width,
+        "max_tree_size": config.max_tree_size,
+        "tree_size": config.tree_size,
+        "base_name": config.base_name,
+    }
+
+
+def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
+    """Runs the stage and writes `heads/`, the folder that `from_pretrained` takes.
+
+    Returns:
+        A record: accuracy by head, expected μ by tree size, the tree chosen and the pass times behind the choice.
+    """
+    output, wanted = Path(config.output), settings(config)
+    if stages.begin(output, "calibrate", wanted):
+        return dict(stages.read_done(output, "calibrate")["result"])
+    backbone = target.backbone
+    heads = load_trained(config, backbone)
+    values, result = count(config, heads)
+    expected = expected_accepted(values, config.max_tree_size)
+    result["expected_mu"] = [round(mu, 4) for mu in expected]
+    times: dict[int, float] = {}
+    size = config.tree_size
+    if size is None:
+        size, times = choose_size(expected, heads, backbone)
+    size = min(size, len(expected) - 1)
+    result |= {"tree_size": size, "pass_seconds": {str(n): seconds for n, seconds in times.items()}}
+    medusa_config = MedusaConfig(
+        heads=heads.config,
+        base_model_name_or_path=config.base_name or config.model,
+        base_revision=config.revision,
+        lm_head_hash=backbone.lm_head_hash(),
+        chat_template_hash=stages.read_done(output, "data")["result"]["chat_template_hash"],
+        tree=best_tree(values, size) if size else None,
+        values=values,
+        training=training_record(config, result),
+    )
+    save_heads(output / "heads", heads, medusa_config)
+    stages.finish(output, "calibrate", wanted, result)
+    return result
+
+
+def count(config: FinetuneConfig, heads: MedusaHeads) -> tuple[PathValues, dict[str, Any]]:
+    """Counts rank paths on the held-out states.
+
+    Returns:
+        The counts, and a record of positions and accuracy.
+    """
+    store = StateStore(Path(config.output) / "states", "held_out")
+    model = TrainedHeads(heads, depth_decay=config.depth_decay)
+    ranks = measure_ranks(model, store, complete_rows(store))
+    width = min(config.tree_width, heads.config.num_draft_tokens)
+    record = {"positions": len(ranks), "top1": accuracy(ranks, 1), "top5": accuracy(ranks, 5)}
+    return count_paths(ranks, width=width), record
+
+
+def choose_size(expected: list[float], heads: MedusaHeads, backbone: Backbone) -> tuple[int, dict[int, float]]:
+    """The tree size that gains most per second on this machine.
+
+    Args:
+        expected: μ of the best tree of 0, 1, 2, ... draft nodes.
+        heads: Their time is paid by every drafted pass.
+        backbone: The target, whose pass times are measured.
+
+    Returns:
+        Draft nodes, and seconds by N.
+    """
+    sizes = [1, *(size + 1 for size in SHOWN_SIZES if size < len(expected))]
+    times = measure_pass_times(backbone, sizes, PREFIX)
+    return best_size(expected, times, extra=draft_seconds(heads, backbone)), times
+
+
+def draft_seconds(heads: MedusaHeads, backbone: Backbone, *, width: int = 10, repeats: int = 20) -> float:
+    """Median seconds of one draft: all heads on one h, and their first `width` guesses on the host."""
+    device = heads.projection.weight.device
+    stacked = StackedMedusaHeads(heads, dtype=backbone.dtype, device=device)
+    h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=device)
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        stacked(h).float().topk(min(width, heads.config.num_draft_tokens)).indices.tolist()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict[str, Any]:
+    """What the heads' config says of their training: data, recipe, held-out figures. No paths, which mean nothing
+    elsewhere."""
+    output = Path(config.output)
+    data = stages.read_done(output, "data")["result"]
+    train = stages.read_done(output, "train")
+    recipe = {key: value for key, value in train["settings"].items() if key not in ("states", "init_weights")}
+    if recipe["init_from"] is not None:
+        recipe["init_from"] = Path(recipe["init_from"]).name
+    return {
+        "data": {
+            "names": [Path(name).name for name in config.data],
+            "sources": data["sources"],
+            "licenses": data["licenses"],
+            "train": data["splits"]["train"],
+            "held_out": data["splits"]["held_out"],
+        },
+        "recipe": recipe,
+        "steps": train["result"]["steps"],
+        "draft_coverage": train["result"]["draft_coverage"],
+        "held_out": {key: calibration[key] for key in ("positions", "top1", "top5")},
+        "expected_mu": {
+            str(size): calibration["expected_mu"][size]
+            for size in SHOWN_SIZES
+            if size < len(calibration["expected_mu"])
+        },
+    }

@@ -1,0 +1,67 @@
+"""The model card of trained heads: what they are, what they were trained on, what was measured."""
+
+from typing import Any
+
+from medusa_spec.config import MedusaConfig
+
+
+def model_card(config: MedusaConfig) -> str:
+    """The text of README.md, with the front matter that the hub reads."""
+    base = config.base_model_name_or_path
+    training = config.training
+    parts = [
+        "---\nlibrary_name: medusa-spec\n"
+        + (f"base_model: {base}\n" if base else "")
+        + "tags:\n- speculative-decoding\n- medusa\n---",
+        f"# Medusa heads for {base or 'a causal LM'}",
+        f"{config.heads.num_heads} heads of {config.heads.num_layers} residual block(s), LM head: "
+        f"{config.heads.lm_head.replace('_', ' ')}, {config.heads.num_draft_tokens} draft tokens. They propose tokens; "
+        "the base model checks them, so its output does not change.",
+        "```python\nfrom medusa_spec import MedusaModel\n\n"
+        'model = MedusaModel.from_pretrained("path-or-hub-id-of-these-heads")\n'
+        "out = model.generate(**inputs, max_new_tokens=256)\n```",
+        _data(training.get("data", {})),
+        _recipe(training),
+        _figures(training),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _data(data: dict[str, Any]) -> str:
+    if not data:
+        return ""
+    train = data["train"]
+    lines = [
+        "## Training data",
+        f"{train['conversations']} conversations, {train['answer_tokens']} answer tokens; loss on answers only.",
+        *(f"- source `{name}`: {count} conversations" for name, count in data["sources"].items()),
+        *(f"- licence {name}: {count} conversations" for name, count in data["licenses"].items()),
+    ]
+    return "\n".join([lines[0], "", lines[1], "", *lines[2:]])
+
+
+def _recipe(training: dict[str, Any]) -> str:
+    recipe = training.get("recipe")
+    if not recipe:
+        return ""
+    rows = [f"| {key} | {value} |" for key, value in recipe.items()]
+    return "\n".join(["## Recipe", "", "| setting | value |", "|---|---|", *rows])
+
+
+def _figures(training: dict[str, Any]) -> str:
+    if "held_out" not in training:
+        return ""
+    lines = ["## Measured", ""]
+    for name in ("top1", "top5"):
+        shares = ", ".join(f"{share:.3f}" for share in training["held_out"][name])
+        lines.append(f"- held-out top-{name[3:]} by head: {shares}")
+    trees = ", ".join(f"{mu:.2f} ({size})" for size, mu in training["expected_mu"].items())
+    lines.append(f"- expected μ by draft nodes: {trees}")
+    measured = training.get("measured")
+    if measured:
+        lines.append(
+            f"- decoder on {measured['prompts']} held-out prompts: μ {measured['mu']:.3f}, τ {measured['tau']:.3f}"
+        )
+        for pair, ratio in measured["speedup"].items():
+            lines.append(f"- speed {pair}: {ratio['value']:.2f} (95 %: {ratio['low']:.2f} to {ratio['high']:.2f})")
+    return "\n".join(lines)

@@ -1,0 +1,58 @@
+"""Plots of a run, where matplotlib is there. Knows figures, runs nothing."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+def draw_plots(figures: dict[str, Any], folder: Path) -> list[str]:
+    """Writes the plots as PNG.
+
+    Returns:
+        Names of the files; none without matplotlib (`pip install medusa-spec[report]`).
+    """
+    if find_spec("matplotlib") is None:
+        return []
+    plots = {"loss.png": _loss, "accuracy.png": _accuracy, "trees.png": _trees}
+    return [name for name, draw in plots.items() if _save(draw, figures, folder / name)]
+
+
+def _save(draw: Any, figures: dict[str, Any], path: Path) -> bool:
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    drawn: bool = draw(figure.subplots(), figures)
+    if drawn:
+        temporary = path.with_name(f".{path.name}")
+        figure.savefig(temporary, format="png", dpi=120)
+        temporary.replace(path)
+    return drawn
+
+
+def _loss(axes: Any, figures: dict[str, Any]) -> bool:
+    entries = [entry for entry in figures["history"] if "loss_head_0" in entry]
+    for head in range(len(figures["calibration"]["top1"])):
+        key = f"loss_head_{head}"
+        axes.plot([e["step"] for e in entries], [e[key] for e in entries], label=f"head {head}")
+    axes.set(xlabel="step", ylabel="loss (train)")
+    axes.legend()
+    return bool(entries)
+
+
+def _accuracy(axes: Any, figures: dict[str, Any]) -> bool:
+    entries = [entry for entry in figures["history"] if "top1_head_0" in entry]
+    for head in range(len(figures["calibration"]["top1"])):
+        steps = [entry["step"] for entry in entries]
+        (line,) = axes.plot(steps, [entry[f"top1_head_{head}"] for entry in entries], label=f"head {head}")
+        axes.plot(steps, [entry[f"top5_head_{head}"] for entry in entries], "--", color=line.get_color())
+    axes.set(xlabel="step", ylabel="held-out top-1 (solid), top-5 (dashed)")
+    axes.legend()
+    return bool(entries)
+
+
+def _trees(axes: Any, figures: dict[str, Any]) -> bool:
+    calibration = figures["calibration"]
+    axes.plot(calibration["expected_mu"])
+    axes.axvline(calibration["tree_size"], linestyle=":", color="grey")
+    axes.set(xlabel="draft nodes of the best tree (dotted: chosen)", ylabel="expected μ")
+    return True

@@ -1,0 +1,114 @@
+"""The report stage: the real decoder on held-out prompts, and all figures of the run in one place."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from medusa_spec.checkpoint import CARD_NAME, read_config, save_heads
+from medusa_spec.comparison import Comparison
+from medusa_spec.finetune import stages
+from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.data import held_out_prompts
+from medusa_spec.finetune.files import read_json, write_json, write_text
+from medusa_spec.finetune.model_card import model_card
+from medusa_spec.finetune.plots import draw_plots
+from medusa_spec.finetune.report_text import report_text
+from medusa_spec.finetune.target import Target, load_model
+from medusa_spec.finetune.train import load_trained
+from medusa_spec.measure import compare
+from medusa_spec.model import MedusaModel
+from medusa_spec.prompts import Prompt
+
+LOOP_WINDOW = 64
+LOOP_GRAM = 8
+
+
+def settings(config: FinetuneConfig) -> dict[str, Any]:
+    """What the stage's result depends on."""
+    return {
+        "calibrate": stages.read_done(Path(config.output), "calibrate")["hash"],
+        "report_prompts": config.report_prompts,
+        "report_new_tokens": config.report_new_tokens,
+    }
+
+
+def run_report(config: FinetuneConfig, target: Target) -> dict[str, Any]:
+    """Runs the stage: `report/report.md`, `report.json`, plots where matplotlib is there, and the heads' model card.
+
+    Returns:
+        The contents of `report.json`.
+    """
+    output, wanted = Path(config.output), settings(config)
+    if stages.begin(output, "report", wanted):
+        return dict(read_json(output / "report" / "report.json"))
+    folder = output / "report"
+    folder.mkdir(exist_ok=True)
+    comparison = decode(config, target)
+    figures = {
+        "training": read_config(output / "heads").training,
+        "calibration": stages.read_done(output, "calibrate")["result"],
+        "history": read_json(output / "train" / "history.json"),
+        "measured": comparison.to_dict(),
+        "loops": without_loops(comparison),
+    }
+    plots = draw_plots(figures, folder)
+    write_json(folder / "report.json", figures)
+    write_text(folder / "report.md", report_text(figures, comparison.table(), plots))
+    write_card(config, target, figures)
+    stages.finish(output, "report", wanted, {"mu": figures["measured"]["mu"], "plots": plots})
+    return figures
+
+
+def decode(config: FinetuneConfig, target: Target) -> Comparison:
+    """Decodes held-out prompts with Hugging Face's generate on an untouched load, plainly, and with the tree."""
+    prompts = [
+        Prompt(messages=messages, category=source, name=str(number))
+        for number, (messages, source) in enumerate(held_out_prompts(config, config.report_prompts))
+    ]
+    model = target.release()
+    wrapped = MedusaModel(model, Path(config.output) / "heads")
+    try:
+        return compare(
+            wrapped,
+            load_model(config),
+            target.tokenizer,
+            prompts,
+            max_new_tokens=config.report_new_tokens,
+        )
+    finally:
+        wrapped.detach()
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether an answer ends in repetition: most 8-grams of its last 64 tokens occur more than once.
+
+    A small model under greedy decoding loops, and a loop is easy to guess: it flatters μ.
+    """
+    last = tokens[-LOOP_WINDOW:]
+    grams = [tuple(last[i : i + LOOP_GRAM]) for i in range(len(last) - LOOP_GRAM + 1)]
+    return len(grams) > LOOP_GRAM and len(set(grams)) < len(grams) / 2
+
+
+def without_loops(comparison: Comparison) -> dict[str, Any]:
+    """μ and τ of the answers that do not loop, beside those of all."""
+    straight = tuple(record for record in comparison.records if not loops(record.runs["plain"].tokens))
+    found: dict[str, Any] = {"looping": len(comparison.records) - len(straight), "of": len(comparison.records)}
+    if straight:
+        kept = replace(comparison, records=straight)
+        speed = {"/".join(pair): kept.speedup(*pair)._asdict() for pair in kept.pairs}
+        found |= {"mu": kept.stats().mu, "tau": kept.stats().tau, "speedup": speed}
+    return found
+
+
+def write_card(config: FinetuneConfig, target: Target, figures: dict[str, Any]) -> None:
+    """Adds the measured figures to the heads' config and writes their model card."""
+    folder = Path(config.output) / "heads"
+    saved = read_config(folder)
+    measured = figures["measured"]
+    keys = ("prompts", "mu", "tau", "tokens_per_second", "speedup", "equal", "machine")
+    record = saved.training | {"measured": {key: measured[key] for key in keys if key in measured}}
+    record["measured"]["without_loops"] = figures["loops"]
+    updated = replace(saved, training=record)
+    save_heads(folder, load_trained(config, target.backbone), updated, model_card(updated))
+    assert (folder / CARD_NAME).exists()

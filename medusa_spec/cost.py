@@ -1,0 +1,92 @@
+"""What a pass costs on this machine, and the tree size that pays. Knows times and expected gains, no heads."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+import torch
+
+from medusa_spec.attention import TreePass
+from medusa_spec.backbone import Backbone
+from medusa_spec.cache import SlabCache
+from medusa_spec.errors import ConfigError
+from medusa_spec.tree import TreeShape, chain, shape_of
+
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+"""Pass sizes N that are timed."""
+
+
+def measure_pass_times(
+    backbone: Backbone, sizes: Sequence[int] = SIZES, prefix: int = 256, repeats: int = 9
+) -> dict[int, float]:
+    """T(N): seconds of a verify pass of N nodes behind `prefix` tokens, batch 1.
+
+    The sizes are timed in turn, round after round, so that a machine that speeds up or slows down does it to all of
+    them; the median of the rounds counts, and the first round does not.
+
+    Args:
+        backbone: The target, attached.
+        sizes: Values of N.
+        prefix: Prefix length.
+        repeats: Rounds.
+
+    Returns:
+        Seconds by N.
+    """
+    cache = SlabCache(backbone.config)
+    ids = (torch.arange(prefix, device=backbone.device) % backbone.vocab_size).unsqueeze(0)
+    backbone.forward(ids, last_only=True, cache=cache)
+    cache.seal(max(sizes))
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for lap in range(repeats + 1):
+        for size in sizes:
+            began = perf_counter()
+            _pass(backbone, cache, _bush(size))
+            if lap:
+                seconds[size].append(perf_counter() - began)
+    return {size: statistics.median(times) for size, times in seconds.items()}
+
+
+def _pass(backbone: Backbone, cache: SlabCache, shape: TreeShape) -> None:
+    ids = torch.zeros(1, shape.size, dtype=torch.long, device=backbone.device)
+    cache.make_room(shape.size)
+    logits = backbone.verify(ids, TreePass(shape=shape, cache=cache, device=backbone.device)).logits
+    logits[0].float().argmax(-1).tolist()  # the choice at every node belongs to the pass, and waits for the device
+
+
+def _bush(size: int) -> TreeShape:
+    """A tree of typical form: four levels, bushy at the root; its form hardly matters, its size does."""
+    if size <= 4:
+        return chain(size - 1)
+    parents = [-1, 0, 1, 2, 3]
+    return shape_of(tuple((parents + [node // 3 for node in range(size)])[:size]))
+
+
+def interpolate(times: Mapping[int, float], size: int) -> float:
+    """T(N) between the measured sizes, linearly; beyond the last one it goes on with the last slope."""
+    known = sorted(times)
+    if not known:
+        raise ConfigError("times must hold at least one measured size, got none")
+    if len(known) == 1 or size <= known[0]:
+        return times[known[0]]
+    right = next((n for n in known[1:] if n >= size), known[-1])
+    left = known[known.index(right) - 1]
+    return times[left] + (times[right] - times[left]) * (size - left) / (right - left)
+
+
+def best_size(expected: Sequence[float], times: Mapping[int, float], extra: float = 0.0) -> int:
+    """The number of draft nodes that brings most tokens per second.
+
+    Args:
+        expected: Entry n: expected accepted tokens of the best tree of n draft nodes; entry 0 is 0.
+        times: T(N) in seconds by N, the root included.
+        extra: Seconds per drafted pass outside the target: drafting, and everything else of a step.
+
+    Returns:
+        n that maximises (1 + expected[n]) / (T(n + 1) + extra); plain decoding (n = 0) does not pay `extra`.
+    """
+    rates = [
+        (1.0 + gain) / (interpolate(times, nodes + 1) + (extra if nodes else 0.0))
+        for nodes, gain in enumerate(expected)
+    ]
+    return max(range(len(rates)), key=lambda nodes: (rates[nodes], -nodes))

@@ -1,0 +1,69 @@
+"""The calibrate stage."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from medusa_spec.checkpoint import read_config
+from medusa_spec.finetune import calibrate
+from medusa_spec.finetune.calibrate import count, draft_seconds, run_calibrate
+from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.stages import read_done
+from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.train import load_trained
+from medusa_spec.tree import best_tree, expected_accepted
+
+
+def again(finished: FinetuneConfig, folder: Path, **changes: object) -> FinetuneConfig:
+    """The same run before its calibrate stage."""
+    shutil.copytree(finished.output, folder)
+    for name in ("calibrate", "report"):
+        (folder / f"{name}.done.json").unlink()
+    return replace(finished, output=str(folder), **changes)  # type: ignore[arg-type]
+
+
+def test_the_saved_tree_is_the_best_of_its_size(finished: FinetuneConfig) -> None:
+    heads = load_trained(finished, Target(finished).backbone)
+    values, record = count(finished, heads)
+    config = read_config(Path(finished.output) / "heads")
+    assert config.values == values and config.tree == best_tree(values, 7)
+    result = read_done(Path(finished.output), "calibrate")["result"]
+    assert result["expected_mu"] == [round(mu, 4) for mu in expected_accepted(values, 15)]
+    assert result["top1"] == record["top1"] and values.total == record["positions"] > 100
+
+
+def test_the_tree_pays_by_measured_times(
+    finished: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def times(backbone: object, sizes: list[int], prefix: int) -> dict[int, float]:
+        asked.extend(sizes)
+        return {size: 1.0 if size <= 4 else 100.0 for size in sizes}
+
+    monkeypatch.setattr(calibrate, "measure_pass_times", times)
+    monkeypatch.setattr(calibrate, "draft_seconds", lambda heads, backbone: 0.0)
+    config = again(finished, tmp_path / "run", tree_size=None)
+    result = run_calibrate(config, Target(config))
+    assert asked == [1, 2, 4, 8, 16] and result["tree_size"] == 3
+    assert result["pass_seconds"]["8"] == 100.0
+
+
+def test_real_times_choose_a_size_within_bounds(finished: FinetuneConfig, tmp_path: Path) -> None:
+    config = again(finished, tmp_path / "run", tree_size=None)
+    result = run_calibrate(config, Target(config))
+    assert 0 <= result["tree_size"] <= 15 and all(s > 0 for s in result["pass_seconds"].values())
+    target = Target(config)
+    assert 0 < draft_seconds(load_trained(config, target.backbone), target.backbone) < 1
+
+
+def test_the_record_names_no_path_of_this_machine(finished: FinetuneConfig, tmp_path: Path) -> None:
+    config = again(finished, tmp_path / "run", base_name="org/base")
+    run_calibrate(config, Target(config))
+    text = (tmp_path / "run" / "heads" / "medusa_config.json").read_text()
+    assert str(tmp_path) not in text and str(Path(finished.data[0]).parent) not in text
+    saved = read_config(tmp_path / "run" / "heads")
+    assert saved.base_model_name_or_path == "org/base" and saved.training["data"]["names"] == ["chats.jsonl"]
+    assert saved.chat_template_hash is not None and saved.lm_head_hash is not None

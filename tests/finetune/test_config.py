@@ -1,0 +1,50 @@
+"""Settings of a run."""
+
+from typing import Any
+
+import pytest
+
+from medusa_spec.errors import ConfigError
+from medusa_spec.finetune.config import FinetuneConfig
+
+
+def make(**changes: Any) -> FinetuneConfig:
+    return FinetuneConfig(**({"model": "m", "data": ("d",), "output": "o"} | changes))
+
+
+def test_settings_survive_a_round_trip() -> None:
+    config = make(sources=["a", "b"], tree_size=5)
+    assert config.sources == ("a", "b") and FinetuneConfig.from_dict(config.to_dict()) == config
+
+
+def test_one_name_is_one_data_set() -> None:
+    assert make(data="chats.jsonl").data == ("chats.jsonl",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": ()}, "data must name"),
+        ({"num_heads": 0}, "num_heads must be an integer of 1 or more, got 0"),
+        ({"epochs": 1.5}, "epochs"),
+        ({"save_steps": True}, "save_steps"),
+        ({"held_out": 0.0}, "held_out must be a share"),
+        ({"learning_rate": 0}, "learning_rate"),
+        ({"warmup": 1.0}, "warmup"),
+        ({"depth_decay": 0.0}, "depth_decay"),
+        ({"dtype": "int8"}, "dtype must be one of auto, float32.*got 'int8'"),
+    ],
+)
+def test_a_value_out_of_range_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**changes)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(ConfigError, match="learning_rat"):
+        FinetuneConfig.from_dict(make().to_dict() | {"learning_rat": 1})
+
+
+def test_a_draft_vocabulary_of_everything_is_none() -> None:
+    assert make().heads_config(hidden_size=8, vocab_size=4096).draft_vocab_size is None
+    assert make().heads_config(hidden_size=8, vocab_size=4097).draft_vocab_size == 4096

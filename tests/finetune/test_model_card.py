@@ -1,0 +1,32 @@
+"""The model card."""
+
+from medusa_spec.config import MedusaConfig
+from medusa_spec.finetune.model_card import model_card
+from medusa_spec.heads import HeadsConfig
+
+HEADS = HeadsConfig(hidden_size=8, vocab_size=100, num_heads=3, draft_vocab_size=40)
+TRAINING = {
+    "data": {
+        "sources": {"maths": 7, "chat": 3},
+        "licenses": {"MIT": 10},
+        "train": {"conversations": 9, "answer_tokens": 500},
+    },
+    "recipe": {"learning_rate": 0.001, "epochs": 6},
+    "held_out": {"positions": 50, "top1": [0.5], "top5": [0.75]},
+    "expected_mu": {"7": 0.7},
+}
+MEASURED = {"prompts": 4, "mu": 0.61, "tau": 1.55, "speedup": {"tree/hf": {"value": 1.8, "low": 1.6, "high": 2.0}}}
+
+
+def test_the_card_tells_base_data_licences_recipe_and_figures() -> None:
+    config = MedusaConfig(heads=HEADS, base_model_name_or_path="org/base", training=TRAINING | {"measured": MEASURED})
+    card = model_card(config)
+    assert card.startswith("---\n") and "base_model: org/base\n" in card
+    for part in ("`maths`: 7", "licence MIT: 10", "| learning_rate | 0.001 |", "top-1 by head: 0.500", "0.70 (7)"):
+        assert part in card
+    assert "μ 0.610, τ 1.550" in card and "tree/hf: 1.80 (95 %: 1.60 to 2.00)" in card
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    card = model_card(MedusaConfig(heads=HEADS))
+    assert "base_model" not in card and "Training data" not in card and "None" not in card

@@ -1,0 +1,143 @@
+"""All stages together."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from medusa_spec.checkpoint import WEIGHTS_NAME, load_heads
+from medusa_spec.errors import ConfigError
+from medusa_spec.finetune import FinetuneConfig, run_pipeline
+from medusa_spec.finetune.pipeline import STAGES, main
+from medusa_spec.finetune.target import Target
+
+MakeConfig = Callable[..., FinetuneConfig]
+
+
+def weights(config: FinetuneConfig) -> bytes:
+    return (Path(config.output) / "heads" / WEIGHTS_NAME).read_bytes()
+
+
+def test_all_stages_leave_heads_that_load(finished: FinetuneConfig) -> None:
+    output = Path(finished.output)
+    for stage in ("data", "states", "train", "calibrate", "report"):
+        assert (output / f"{stage}.done.json").exists()
+    heads, config = load_heads(output / "heads", Target(finished).backbone)
+    assert config.tree is not None and len(config.tree.paths) == 7
+    assert config.values is not None and config.values.depth == 3
+    assert any(float(p.abs().max()) > 0 for p in heads.parameters())
+    assert "CC0-1.0" in (output / "heads" / "README.md").read_text()
+
+
+def test_a_finished_run_is_left_as_it_is(finished: FinetuneConfig) -> None:
+    before = {path: path.stat().st_mtime_ns for path in Path(finished.output).rglob("*") if path.is_file()}
+    run_pipeline(finished)
+    after = {path: path.stat().st_mtime_ns for path in Path(finished.output).rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_a_changed_setting_is_refused_and_named(finished: FinetuneConfig) -> None:
+    with pytest.raises(ConfigError, match=r"'states'.*num_heads was 3, is 2.*redo"):
+        run_pipeline(replace(finished, num_heads=2))
+    with pytest.raises(ConfigError, match=r"'train'.*learning_rate was 0.001, is 0.01"):
+        run_pipeline(replace(finished, learning_rate=0.01))
+
+
+def test_redo_starts_afresh_from_a_stage_on(finished: FinetuneConfig, tmp_path: Path) -> None:
+    shutil.copytree(finished.output, tmp_path / "run")
+    config = replace(finished, output=str(tmp_path / "run"), learning_rate=0.01)
+    run_pipeline(config, stages=("train", "calibrate"), redo="train")
+    assert weights(config) != weights(finished)
+    assert not (tmp_path / "run" / "report.done.json").exists()
+
+
+def test_an_unknown_stage_is_refused_by_name(make_config: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bake"):
+        run_pipeline(make_config(tmp_path), stages=("bake",))
+
+
+def test_the_target_is_untouched(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=1)
+    target = Target(config)
+    before = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
+    run_pipeline(config, stages=("data", "states", "train", "calibrate"), target=target)
+    after = target.release().state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(p.grad is None and not p.requires_grad for p in target.model.parameters())
+
+
+def test_the_command_line_runs_the_stages_named(tiny_folder: Path, chats: Path, tmp_path: Path) -> None:
+    main(
+        ["--model", str(tiny_folder), "--data", str(chats), "--output", str(tmp_path), "--stages", "data"]
+        + ["--sources", "even", "--held-out", "0.2", "--max-length", "512"]
+    )
+    done = json.loads((tmp_path / "data.done.json").read_text())
+    assert done["result"]["sources"] == {"even": 100}
+    assert not (tmp_path / "states.done.json").exists()
+
+
+# What must be on disk before the kill, so that it hits the stage in its middle.
+MIDDLE = {
+    "data": "data.begun.json",
+    "states": "states/train-00001.safetensors",
+    "train": "train/checkpoint-4/complete",
+    "calibrate": "calibrate.begun.json",
+    "report": "report.begun.json",
+}
+
+
+@pytest.mark.parametrize("stage", MIDDLE)
+def test_killed_at_any_stage_and_restarted_gives_the_same_heads(
+    stage: str, finished: FinetuneConfig, tmp_path: Path
+) -> None:
+    config = replace(finished, output=str(tmp_path / "run"))
+    Path(config.output).mkdir()
+    earlier = list(STAGES)[: list(STAGES).index(stage)]
+    for name in earlier:  # stages before the killed one are taken over from the whole run
+        for path in Path(finished.output).glob(f"{name}*"):
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, Path(config.output) / path.name)
+    if stage == "report":
+        shutil.copytree(Path(finished.output) / "heads", Path(config.output) / "heads")
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps(config.to_dict()))
+    kill_when(Path(config.output) / MIDDLE[stage], settings)
+    assert not (Path(config.output) / f"{stage}.done.json").exists()
+    run_pipeline(config, stages=("data", "states", "train", "calibrate") + (("report",) if stage == "report" else ()))
+    assert weights(config) == weights(finished)
+
+
+def kill_when(sign: Path, settings: Path) -> None:
+    """Runs the pipeline in a process of its own and kills it with signal 9 as soon as `sign` is there."""
+    # The process waits once at the sign, so that the kill cannot come too late.
+    script = f"""
+import json, os, time, pathlib
+real = os.replace
+def replace(a, b):
+    real(a, b)
+    if str(b) == {str(sign)!r}: time.sleep(600)
+os.replace = replace
+touch = pathlib.Path.touch
+def stop(self, *a, **k):
+    touch(self, *a, **k)
+    if str(self) == {str(sign)!r}: time.sleep(600)
+pathlib.Path.touch = stop
+from medusa_spec.finetune import FinetuneConfig, run_pipeline
+run_pipeline(FinetuneConfig.from_dict(json.load(open({str(settings)!r}))))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while not sign.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert sign.exists() and process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL

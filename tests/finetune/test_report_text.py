@@ -1,0 +1,33 @@
+"""The report as text."""
+
+from medusa_spec.finetune.report_text import accuracy_table, loop_line, report_text, tree_table
+
+FIGURES = {
+    "calibration": {"top1": [0.5, 0.25], "top5": [0.75, 0.5], "expected_mu": [0.0, 0.5, 0.7], "tree_size": 2},
+    "training": {
+        "data": {
+            "train": {"conversations": 90, "answer_tokens": 1000},
+            "held_out": {"conversations": 10, "answer_tokens": 100},
+        },
+        "steps": 12,
+        "draft_coverage": 0.976,
+        "expected_mu": {"1": 0.5},
+    },
+    "loops": {"looping": 1, "of": 4, "mu": 0.4, "tau": 1.4},
+}
+
+
+def test_every_figure_is_told() -> None:
+    text = report_text(FIGURES, "THE TABLE", ["loss.png"])
+    for part in ("90", "1000", "12 steps", "97.6%", "2 draft nodes", "THE TABLE", "![loss.png](loss.png)"):
+        assert part in text
+
+
+def test_tables_have_a_row_for_each_head_and_size() -> None:
+    assert accuracy_table(FIGURES["calibration"]).splitlines()[2:] == ["| 0 | 0.500 | 0.750 |", "| 1 | 0.250 | 0.500 |"]
+    assert tree_table([0.0, 0.5, 0.7], {"1": 0.5, "2": 0.7}).splitlines()[2:] == ["| 1 | 0.500 |", "| 2 | 0.700 |"]
+
+
+def test_loops_are_told_apart() -> None:
+    assert "1 of 4" in loop_line(FIGURES["loops"]) and "0.400" in loop_line(FIGURES["loops"])
+    assert loop_line({"looping": 3, "of": 3}).startswith("All 3 answers")

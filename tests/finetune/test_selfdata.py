@@ -1,0 +1,85 @@
+"""The self stage."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from medusa_spec.errors import DataError
+from medusa_spec.finetune import FinetuneConfig, run_pipeline, selfdata
+from medusa_spec.finetune.selfdata import run_self, user_opening
+from medusa_spec.finetune.target import Target
+
+MakeConfig = Callable[..., FinetuneConfig]
+
+
+@pytest.fixture
+def config(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FinetuneConfig:
+    """A run without data, of three small batches."""
+    monkeypatch.setattr(selfdata, "BATCH", 8)
+    return make_config(
+        tmp_path / "run", data="self", self_conversations=24, self_new_tokens=20, held_out=0.3, tree_size=2
+    )
+
+
+def lines(config: FinetuneConfig) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(config.output) / "self.jsonl").read_text().splitlines()]
+
+
+def test_answers_are_the_targets_own_greedy_ones(config: FinetuneConfig) -> None:
+    target = Target(config)
+    run_self(config, target)
+    written = lines(config)
+    assert written
+    for record in written[:5]:
+        question, answer = record["messages"]
+        ids = target.tokenizer.apply_chat_template(
+            [question], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+        out = target.model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :].tolist()
+        ended = target.tokenizer.eos_token_id in out
+        assert record["finished"] == ended
+        assert target.tokenizer.decode(out[:-1] if ended else out) == answer["content"]
+
+
+def test_a_stopped_and_resumed_run_writes_the_same(
+    config: FinetuneConfig, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_self(config, Target(config))
+    values = config.to_dict() | {"output": str(tmp_path / "stopped")}
+    other = FinetuneConfig.from_dict(values)
+    real, calls = selfdata._batch, []
+
+    def stop(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(selfdata, "_batch", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_self(other, Target(other))
+    torch.manual_seed(99)
+    run_self(other, Target(other))
+    assert lines(other) == lines(config) and len(calls) == 4  # two whole batches were kept
+
+
+def test_heads_can_be_trained_without_any_data(config: FinetuneConfig) -> None:
+    run_pipeline(config, stages=("self", "data", "states", "train", "calibrate"))
+    assert (Path(config.output) / "heads" / "heads.safetensors").exists()
+
+
+def test_other_data_need_no_self_stage(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    assert run_self(config, Target(config)) == {} and not (tmp_path / "self.done.json").exists()
+
+
+def test_the_opening_is_what_stands_before_the_users_words(config: FinetuneConfig) -> None:
+    target = Target(config)
+    assert user_opening(target) == "<|im_start|>user\n"
+    target.tokenizer.chat_template = None
+    with pytest.raises(DataError, match="chat template"):
+        user_opening(target)

@@ -1,0 +1,171 @@
+"""Drafters with a known answer, and the architectures over which the law is asserted."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GenerationConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from medusa_spec.drafters import Drafter, DraftSession
+from medusa_spec.tree import TokenTree, shape_of
+
+VOCAB = 128
+WINDOW = 6
+
+COMMON = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": VOCAB,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+GROUPED = {**COMMON, "num_key_value_heads": 2}
+SLIDING = {**GROUPED, "head_dim": 8, "sliding_window": WINDOW}
+
+ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**GROUPED),
+    "qwen3": lambda: Qwen3Config(**GROUPED, head_dim=8),
+    "mistral-window": lambda: MistralConfig(**SLIDING),
+    "gemma2": lambda: Gemma2Config(**SLIDING, attn_implementation="eager"),
+    "gemma3": lambda: Gemma3TextConfig(**SLIDING),
+    "gpt2": lambda: GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, vocab_size=VOCAB, bos_token_id=1, eos_token_id=None, pad_token_id=0
+    ),
+    "gpt-neox": lambda: GPTNeoXConfig(**COMMON),
+    "phi3": lambda: Phi3Config(**GROUPED),
+    "mixtral": lambda: MixtralConfig(**GROUPED, num_local_experts=4, experts_implementation="eager"),
+    "gpt-oss": lambda: GptOssConfig(
+        **SLIDING, num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager"
+    ),
+}
+
+
+def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """A random model whose every parameter was moved, so that context, masks and sinks matter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.15)
+    model.generation_config = GenerationConfig(pad_token_id=0, bos_token_id=1)
+    return model
+
+
+@pytest.fixture(params=ARCHITECTURES, ids=list(ARCHITECTURES))
+def any_model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """Each architecture in turn."""
+    return build(ARCHITECTURES[request.param]())
+
+
+@pytest.fixture
+def llama() -> PreTrainedModel:
+    """One tiny float64 model, untouched."""
+    return build(ARCHITECTURES["llama"]())
+
+
+@pytest.fixture
+def make_model() -> Callable[..., PreTrainedModel]:
+    """`make_model("gpt2", n_positions=32)`: an architecture with other settings."""
+
+    def make(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: object) -> PreTrainedModel:
+        config = ARCHITECTURES[name]()
+        for key, value in overrides.items():
+            setattr(config, key, value)
+        return build(config, seed=seed, dtype=dtype)
+
+    return make
+
+
+class ScriptedDrafter(Drafter):
+    """Knows the answer and hides it in random trees.
+
+    Args:
+        answer: Prompt and answer ids, as the target will say them.
+        right: Probability that a node below an accepted path gets the true token among its children; 1 always
+            accepts, 0 never does.
+        seed: Of the trees.
+        nodes: Draft nodes per tree.
+        lone: Probability of a tree of one node.
+    """
+
+    name = "scripted"
+
+    def __init__(
+        self, answer: Sequence[int], *, right: float, seed: int = 0, nodes: int = 9, lone: float = 0.1
+    ) -> None:
+        self.answer, self.right, self.nodes, self.lone = list(answer), right, nodes, lone
+        self.random = random.Random(seed)
+
+    def begin(self, prompt: Sequence[int]) -> DraftSession:
+        return _ScriptedSession(self, len(prompt))
+
+
+class _ScriptedSession(DraftSession):
+    def __init__(self, drafter: ScriptedDrafter, length: int) -> None:
+        self.drafter, self.length = drafter, length
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.length += len(tokens)
+
+    def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        dice, answer = self.drafter.random, self.drafter.answer
+        nodes = self.drafter.nodes if limit is None else min(limit, self.drafter.nodes)
+        if dice.random() < self.drafter.lone:
+            return TokenTree.root_only(root)
+        # self.length counts the prompt and what was observed; the first token, from the prefill, is the root.
+        place = self.length + 1
+        parents, tokens, truth = [-1], [root], [True]
+        for node in range(1, nodes + 1):
+            parent = dice.choice([node - 1, dice.randrange(node)])
+            depth = self._depth(parents, parent)
+            true_token = answer[place + depth] if place + depth < len(answer) else None
+            siblings = [tokens[n] for n in range(1, node) if parents[n] == parent]
+            is_right = truth[parent] and true_token not in (None, *siblings) and dice.random() < self.drafter.right
+            wrong = [t for t in range(VOCAB) if t not in siblings and t != true_token]
+            parents.append(parent)
+            tokens.append(true_token if is_right else dice.choice(wrong))
+            truth.append(is_right)
+        return TokenTree(shape=shape_of(tuple(parents)), tokens=tuple(tokens))
+
+    @staticmethod
+    def _depth(parents: list[int], node: int) -> int:
+        depth = 0
+        while parents[node] >= 0:
+            node, depth = parents[node], depth + 1
+        return depth
+
+
+@pytest.fixture
+def scripted() -> type[ScriptedDrafter]:
+    """The class of drafters that know the answer."""
+    return ScriptedDrafter
+
+
+@pytest.fixture
+def prompt() -> Callable[[int, int], torch.Tensor]:
+    """`prompt(length, seed)`: random ids [1, length]."""
+
+    def make(length: int, seed: int = 0) -> torch.Tensor:
+        return torch.randint(2, VOCAB, (1, length), generator=torch.Generator().manual_seed(seed))
+
+    return make

@@ -1,0 +1,158 @@
+"""Attaching changes nothing that anyone else sees."""
+
+import threading
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModel
+
+from medusa_spec import MedusaModel
+from medusa_spec.backbone import Backbone
+from medusa_spec.errors import AttachError, UnsupportedError
+
+
+def padded_batch(prompt):
+    """Two rows, the second left-padded by four."""
+    ids = torch.cat([prompt(13, 1), prompt(13, 2)])
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    ids[1, :4] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def test_plain_calls_of_an_attached_model_are_bit_equal(any_model, prompt):
+    batch = padded_batch(prompt)
+    before = any_model(**batch).logits
+    generated = any_model.generate(**batch, max_new_tokens=12, do_sample=False)
+    backbone = Backbone(any_model)
+    # (Rows of padding alone are nan in some models' eager attention, before and after.)
+    same = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(any_model(**batch).logits, before, **same)
+    assert torch.equal(any_model.generate(**batch, max_new_tokens=12, do_sample=False), generated)
+    backbone.detach()
+    torch.testing.assert_close(any_model(**batch).logits, before, **same)
+
+
+def test_detach_leaves_no_trace(any_model):
+    name = any_model.config._attn_implementation
+    hooks = dict(any_model.get_output_embeddings()._forward_pre_hooks)
+    backbone = Backbone(any_model)
+    assert any_model.config._attn_implementation != name
+    backbone.detach()
+    backbone.detach()
+    assert any_model.config._attn_implementation == name
+    assert dict(any_model.get_output_embeddings()._forward_pre_hooks) == hooks
+    assert not backbone.attached
+    Backbone(any_model).detach()  # and it can be wrapped again
+
+
+def test_wrapping_twice_is_an_error(llama):
+    backbone = Backbone(llama)
+    with pytest.raises(AttachError, match="already wrapped"):
+        Backbone(llama)
+    backbone.detach()
+
+
+def test_a_padded_plain_generate_beside_tree_decoding_gives_what_the_untouched_model_gives(
+    make_model, scripted, prompt
+):
+    for name in ("llama", "gemma3"):
+        model = make_model(name)
+        batch, ids = padded_batch(prompt), prompt(10)
+        expected = model.generate(**batch, max_new_tokens=20, do_sample=False)
+        answer = model.generate(ids, max_new_tokens=60, do_sample=False)
+        wrapped = MedusaModel(model, drafter=scripted(answer[0].tolist(), right=0.7), probe=False)
+        stop, plain, trees = threading.Event(), [], []
+
+        def decode_trees(wrapped=wrapped, ids=ids, stop=stop, trees=trees):
+            while not stop.is_set():
+                trees.append(wrapped.generate(ids, max_new_tokens=60, do_sample=False))
+
+        thread = threading.Thread(target=decode_trees)
+        thread.start()
+        try:
+            for _ in range(4):
+                plain.append(model.generate(**batch, max_new_tokens=20, do_sample=False))
+        finally:
+            stop.set()
+            thread.join()
+        assert trees and all(torch.equal(out, answer) for out in trees)
+        assert all(torch.equal(out, expected) for out in plain)
+        wrapped.detach()
+
+
+def test_h_is_the_tensor_that_enters_the_lm_head(any_model, prompt):
+    backbone = Backbone(any_model)
+    ids = prompt(8)
+    out = backbone.forward(ids)
+    assert out.h.shape == (1, 8, backbone.hidden_size)
+    assert torch.equal(backbone.hidden_states(ids), out.h)
+    torch.testing.assert_close(backbone.projection()(out.h), out.logits, rtol=1e-5, atol=1e-5)
+    last = backbone.forward(ids, last_only=True)
+    torch.testing.assert_close(last.h, out.h[:, -1:])
+    torch.testing.assert_close(last.logits, out.logits[:, -1:])
+
+
+def test_hidden_states_ignore_padding_on_the_right(any_model, prompt):
+    backbone = Backbone(any_model)
+    ids = prompt(9)
+    padded = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], dim=1)
+    mask = (torch.arange(13) < 9).long()[None]
+    torch.testing.assert_close(backbone.hidden_states(padded, mask)[:, :9], backbone.hidden_states(ids))
+
+
+def test_a_scale_of_the_logits_is_found(llama, prompt):
+    head = llama.get_output_embeddings()
+    handle = llama.register_forward_hook(lambda module, args, out: setattr(out, "logits", out.logits * 0.25) or out)
+    projection = Backbone(llama).projection()
+    assert projection.scale == pytest.approx(0.25)
+    assert projection.softcap is None
+    assert projection.weight.data_ptr() == head.weight.data_ptr()
+    handle.remove()
+
+
+def test_a_soft_cap_of_the_logits_is_found(make_model):
+    assert Backbone(make_model("gemma2")).projection().softcap == 30.0
+
+
+def test_another_lm_head_has_another_hash(make_model):
+    one, two = Backbone(make_model("llama")), Backbone(make_model("llama", seed=1))
+    assert one.lm_head_hash() == Backbone(make_model("llama")).lm_head_hash()
+    assert one.lm_head_hash() != two.lm_head_hash()
+
+
+def test_a_model_without_lm_head_is_refused(llama):
+    with pytest.raises(UnsupportedError, match="LM head"):
+        Backbone(AutoModel.from_config(llama.config))
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(UnsupportedError, match="PreTrainedModel"):
+        Backbone(torch.nn.Linear(2, 2))
+
+
+def test_lora_on_the_target_is_part_of_the_target(llama, scripted, prompt):
+    adapted = get_peft_model(llama, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted = adapted.double().eval()
+    ids = prompt(9)
+    answer = adapted.generate(input_ids=ids, max_new_tokens=20, do_sample=False)
+    model = MedusaModel(adapted, drafter=scripted(answer[0].tolist(), right=0.8))
+    assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), answer)
+    assert model.last_stats.accepted > 0
+    with adapted.disable_adapter(), pytest.raises(AttachError, match="adapters"):
+        model.generate(ids, max_new_tokens=4)
+    assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), answer)
+
+
+def test_adapters_that_learn_prompts_are_refused(llama):
+    adapted = get_peft_model(llama, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    with pytest.raises(UnsupportedError, match="virtual tokens"):
+        Backbone(adapted)
+
+
+def test_a_detached_model_says_so(llama, prompt):
+    model = MedusaModel(llama, probe=False)
+    model.detach()
+    with pytest.raises(AttachError, match="detached"):
+        model.generate(prompt(4), max_new_tokens=2)

@@ -1,0 +1,71 @@
+import json
+from typing import Any
+
+import pytest
+
+from medusa_spec.config import FORMAT_VERSION, MedusaConfig
+from medusa_spec.errors import CheckpointError
+from medusa_spec.heads import HeadsConfig
+from medusa_spec.tree import PathValues, TreeTemplate
+
+CONFIG = MedusaConfig(
+    heads=HeadsConfig(hidden_size=8, vocab_size=50, num_heads=2),
+    base_model_name_or_path="org/base",
+    base_revision="main",
+    lm_head_hash="0123",
+    chat_template_hash="4567",
+    tree=TreeTemplate(paths=((0,), (0, 1), (1,))),
+    values=PathValues(total=10, counts={(0,): 4, (0, 1): 2, (1,): 1}, singles=((4, 1), (3, 2))),
+    training={"data": {"tokens": 1000}, "note": "größer"},
+)
+
+
+@pytest.mark.parametrize("config", [CONFIG, MedusaConfig(heads=CONFIG.heads)], ids=["full", "least"])
+def test_a_config_survives_json(config: MedusaConfig) -> None:
+    assert MedusaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_every_field_is_written() -> None:
+    assert set(CONFIG.to_dict()) == set(MedusaConfig.__dataclass_fields__)
+
+
+def test_a_later_version_is_refused_with_both_numbers() -> None:
+    later = {**CONFIG.to_dict(), "format_version": FORMAT_VERSION + 1}
+    with pytest.raises(CheckpointError, match=rf"at most {FORMAT_VERSION}, .* got {FORMAT_VERSION + 1}; upgrade"):
+        MedusaConfig.from_dict(later)
+
+
+@pytest.mark.parametrize("version", [None, "1", 1.0])
+def test_a_version_that_is_no_number_is_refused(version: object) -> None:
+    with pytest.raises(CheckpointError, match="format_version"):
+        MedusaConfig.from_dict({**CONFIG.to_dict(), "format_version": version})
+
+
+def test_unknown_keys_are_named() -> None:
+    with pytest.raises(CheckpointError, match="unknown keys .*'typo'"):
+        MedusaConfig.from_dict({**CONFIG.to_dict(), "typo": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"heads": None}, "malformed"),
+        ({"heads": {"hidden_size": 8}}, "vocab_size"),
+        ({"heads": {"hidden_size": 0, "vocab_size": 5}}, "hidden_size"),
+        ({"heads": {"hidden_size": 8, "vocab_size": 5, "typo": 1}}, "typo"),
+        ({"tree": [[0], [1, 0]]}, r"\(1,\) is missing"),
+        ({"tree": 3}, "malformed"),
+        ({"values": {"total": 3}}, "counts"),
+        ({"values": {"total": 0, "counts": [], "singles": []}}, "total"),
+    ],
+)
+def test_a_part_that_cannot_be_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        MedusaConfig.from_dict({**CONFIG.to_dict(), **change})
+
+
+def test_heads_may_not_be_left_out() -> None:
+    values = CONFIG.to_dict()
+    del values["heads"]
+    with pytest.raises(CheckpointError, match="heads"):
+        MedusaConfig.from_dict(values)

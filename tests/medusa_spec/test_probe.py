@@ -1,0 +1,70 @@
+"""The probe lets exact models through and stops the others."""
+
+import pytest
+import torch
+
+from medusa_spec import backbone as backbone_module
+from medusa_spec import probe as probe_module
+from medusa_spec.attention import tree_attention
+from medusa_spec.backbone import Backbone
+from medusa_spec.errors import AttachError
+from medusa_spec.probe import compare, probe
+
+
+@pytest.fixture(autouse=True)
+def forget_verdicts(monkeypatch):
+    monkeypatch.setattr(probe_module, "_verdicts", {})
+
+
+def test_every_supported_architecture_passes_with_a_twin(any_model):
+    assert probe(Backbone(any_model)).startswith("twin: exact")
+
+
+def test_rounding_of_low_precision_is_not_taken_for_a_fault(make_model):
+    for dtype in (torch.float32, torch.bfloat16):
+        assert "mean error" in probe(Backbone(make_model("llama", dtype=dtype)))
+
+
+def test_attention_that_forgets_the_tree_is_stopped_by_the_twin(llama, monkeypatch):
+    def causal(module, query, key, value, mask=None, *, tree_pass, **kwargs):
+        from medusa_spec.attention import TreePass
+        from medusa_spec.tree import chain
+
+        flat = TreePass(shape=chain(tree_pass.shape.size - 1), cache=tree_pass.cache, device=tree_pass.device)
+        return tree_attention(module, query, key, value, mask, tree_pass=flat, **kwargs)
+
+    monkeypatch.setattr(backbone_module, "tree_attention", causal)
+    with pytest.raises(AttachError, match="twin"):
+        probe(Backbone(llama))
+
+
+def test_a_model_without_a_twin_is_judged_by_itself(llama, monkeypatch):
+    def no_twin(model, attention):
+        raise TypeError("sizes of its own")
+
+    monkeypatch.setattr(probe_module, "twin", no_twin)
+    assert probe(Backbone(llama)).startswith("twin: none")
+    noisy = backbone_module.tree_attention
+
+    def wrong(*args, **kwargs):
+        out, weights = noisy(*args, **kwargs)
+        return out.roll(1, dims=1), weights
+
+    monkeypatch.setattr(backbone_module, "tree_attention", wrong)
+    llama.config._attn_implementation_internal = "sdpa"
+    with pytest.raises(AttachError, match="wrong mask"):
+        probe(Backbone(llama))
+
+
+def test_the_twin_is_asked_once_per_class(make_model, monkeypatch):
+    made = []
+    twin = probe_module.twin
+    monkeypatch.setattr(probe_module, "twin", lambda *args: made.append(1) or twin(*args))
+    for seed in (0, 1):
+        probe(Backbone(make_model("llama", seed=seed)))
+    assert len(made) == 1
+
+
+def test_a_wrong_mask_is_far_from_right(llama, prompt):
+    verdict = compare(Backbone(llama), prompt(12))
+    assert verdict.error < 1e-9 < 1e-3 < verdict.wrong
