@@ -66,6 +66,7 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
     stats, cache, clock = DecodingStats(requests=1), request.cache, _Clock()
     out = prefill(backbone, request)
     accepted = accept(TokenTree.root_only(-1), out, request)
+    request.session.observe(accepted.tokens)
     stats.spans.append(1)
     stats.seconds["prefill"] += clock.lap()
     while not request.done:

@@ -25,7 +25,7 @@ class DraftSession(ABC):
         """
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Is told the tokens emitted by the last pass, the bonus included, before the next `draft`."""
+        """Is told the tokens emitted by the last pass, before the next `draft`; the last of them will be its root."""
 
 
 class Drafter(ABC):

@@ -66,6 +66,19 @@ def test_a_stopped_and_resumed_training_gives_the_same_bits(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_training_that_had_only_to_be_noted_as_done_is_not_trained_on(
+    finished: FinetuneConfig, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path)
+    states = []
+    for _ in range(2):
+        model = fresh(finished, config)
+        history = train_heads(model, *stores(finished), config, tmp_path)
+        states.append(model.state_dict())
+        assert history[-1]["step"] == 34
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 def test_a_half_written_checkpoint_is_not_used(tmp_path: Path) -> None:
     for step in (8, 100, 200):
         (tmp_path / f"checkpoint-{step}").mkdir()

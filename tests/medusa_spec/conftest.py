@@ -132,8 +132,7 @@ class _ScriptedSession(DraftSession):
         nodes = self.drafter.nodes if limit is None else min(limit, self.drafter.nodes)
         if dice.random() < self.drafter.lone:
             return TokenTree.root_only(root)
-        # self.length counts the prompt and what was observed; the first token, from the prefill, is the root.
-        place = self.length + 1
+        place = self.length  # of the answer's first token behind the root, which was observed last
         parents, tokens, truth = [-1], [root], [True]
         for node in range(1, nodes + 1):
             parent = dice.choice([node - 1, dice.randrange(node)])

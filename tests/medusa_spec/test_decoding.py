@@ -87,7 +87,7 @@ def test_a_chain_that_always_is_right_gains_its_length_and_the_bonus(llama, scri
             session = super().begin(prompt)
 
             def draft(root, h, limit):
-                place = session.length + 1
+                place = session.length
                 tokens = answer[place : place + 4]
                 return TokenTree(shape=chain(len(tokens)), tokens=(root, *tokens))
 

@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from medusa_spec.drafters import HeadsDrafter
+from medusa_spec.errors import ConfigError
+from medusa_spec.heads import HeadsConfig, MedusaHeads, Projection
+from medusa_spec.tree import PathValues, TreeTemplate, chain_template
+
+H, V, K = 8, 30, 3
+DRAFT = torch.tensor([2, 3, 11, 17, 23, 29])
+TEMPLATE = TreeTemplate(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
+CPU = torch.device("cpu")
+
+
+def heads(*, draft: bool = False) -> MedusaHeads:
+    """Heads with random weights, in float64."""
+    ids = DRAFT if draft else None
+    whole = Projection(weight=torch.randn(V, H, dtype=torch.float64))
+    config = HeadsConfig(hidden_size=H, vocab_size=V, num_heads=K, draft_vocab_size=len(DRAFT) if draft else None)
+    made = MedusaHeads(config, whole.rows(ids), ids).double()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    return made
+
+
+def drafter(made: MedusaHeads, template: TreeTemplate = TEMPLATE, values: PathValues | None = None) -> HeadsDrafter:
+    return HeadsDrafter(made, template, values, dtype=torch.float64, device=CPU)
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["all", "draft"])
+def test_each_node_carries_its_heads_guess_of_its_rank(draft: bool) -> None:
+    made = heads(draft=draft)
+    h = torch.randn(H, dtype=torch.float64)
+    tree = drafter(made).begin([]).draft(7, h, None)
+    order = made(h).argsort(dim=-1, descending=True)
+    ranked = DRAFT[order] if draft else order
+    expected = [int(ranked[len(path) - 1, path[-1]]) for path in TEMPLATE.paths]
+    assert tree.shape == TEMPLATE.shape
+    assert tree.tokens == (7, *expected)
+
+
+def test_a_limit_takes_the_best_tree_of_that_size_where_counts_are_known() -> None:
+    values = PathValues(total=100, counts={(0,): 50, (0, 0): 40, (1,): 5, (0, 0, 0): 35}, singles=((50, 5),) * K)
+    limited = drafter(heads(), values=values)
+    assert limited.limited(3).paths == ((0,), (0, 0), (0, 0, 0))
+    assert limited.limited(3) is limited.limited(3)  # searched once
+
+
+def test_a_limit_without_counts_cuts_the_template_shallow_nodes_first() -> None:
+    assert set(drafter(heads()).limited(4).paths) == {(0,), (1,), (2,), (0, 0)}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 5, 7, 100, None])
+def test_no_more_nodes_than_the_limit_are_drafted(limit: int | None) -> None:
+    tree = drafter(heads()).begin([]).draft(7, torch.randn(H, dtype=torch.float64), limit)
+    assert tree.size - 1 == min(7 if limit is None else limit, 7)
+
+
+def test_without_a_hidden_state_nothing_is_drafted() -> None:
+    assert drafter(heads()).begin([]).draft(7, None, None).tokens == (7,)
+
+
+def test_drafting_leaves_no_state_behind() -> None:
+    made = drafter(heads())
+    h = torch.randn(H, dtype=torch.float64)
+    session = made.begin([1, 2])
+    first = session.draft(7, h, None)
+    session.observe([7, 8])
+    assert session.draft(7, h, None) == made.begin([]).draft(7, h, None) == first
+
+
+def test_a_template_deeper_than_the_heads_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match="at most 3 deep.* got depth 4"):
+        drafter(heads(), chain_template(4))
+
+
+def test_a_template_wider_than_the_draft_vocabulary_is_refused_with_both_numbers() -> None:
+    wide = TreeTemplate(paths=tuple((rank,) for rank in range(7)))
+    drafter(heads(), wide)
+    with pytest.raises(ConfigError, match="ranks below 6.* got rank 6"):
+        drafter(heads(draft=True), wide)
