@@ -48,22 +48,22 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     output, wanted = Path(config.output), settings(config)
     if stages.begin(output, "calibrate", wanted):
         return dict(stages.read_done(output, "calibrate")["result"])
-    backbone = target.backbone
-    heads = load_trained(config, backbone)
+    heads = load_trained(config, target.backbone)
     values, result = count(config, heads)
     expected = expected_accepted(values, config.max_tree_size)
     result["expected_mu"] = [round(mu, 4) for mu in expected]
     times: dict[int, float] = {}
     size = config.tree_size
     if size is None:
-        size, times = choose_size(expected, heads, backbone)
+        target.for_decoding()
+        size, times = choose_size(expected, heads, target.backbone)
     size = min(size, len(expected) - 1)
     result |= {"tree_size": size, "pass_seconds": {str(n): seconds for n, seconds in times.items()}}
     medusa_config = MedusaConfig(
         heads=heads.config,
         base_model_name_or_path=config.base_name or config.model,
         base_revision=config.revision,
-        lm_head_hash=backbone.lm_head_hash(),
+        lm_head_hash=target.backbone.lm_head_hash(),
         chat_template_hash=stages.read_done(output, "data")["result"]["chat_template_hash"],
         tree=best_tree(values, size) if size else None,
         values=values,

@@ -66,12 +66,12 @@ def decode(config: FinetuneConfig, target: Target) -> Comparison:
         Prompt(messages=messages, category=source, name=str(number))
         for number, (messages, source) in enumerate(held_out_prompts(config, config.report_prompts))
     ]
-    model = target.release()
+    model = target.for_decoding()
     wrapped = MedusaModel(model, Path(config.output) / "heads")
     try:
         return compare(
             wrapped,
-            load_model(config),
+            load_model(config, model.dtype),
             target.tokenizer,
             prompts,
             max_new_tokens=config.report_new_tokens,

@@ -4,7 +4,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from medusa_spec.backbone import Backbone
 from medusa_spec.finetune.config import FinetuneConfig
@@ -34,11 +34,17 @@ def compute_dtype(config: FinetuneConfig) -> torch.dtype:
     return torch.bfloat16 if any(check is not None and check() for check in native) else torch.float32
 
 
-def load_model(config: FinetuneConfig) -> Any:
-    """A load of the target, frozen, in the dtype and on the device of `config`."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        config.model, revision=config.revision, dtype=compute_dtype(config)
-    )
+def decoding_dtype(config: FinetuneConfig) -> torch.dtype:
+    """What users decode with: the dtype asked for; for `auto` the checkpoint's own, however states were computed."""
+    if config.dtype != "auto":
+        return TORCH_DTYPES[config.dtype]
+    saved = AutoConfig.from_pretrained(config.model, revision=config.revision).dtype
+    return saved or torch.float32
+
+
+def load_model(config: FinetuneConfig, dtype: torch.dtype) -> Any:
+    """A load of the target, frozen, on the device of `config`."""
+    model: Any = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, dtype=dtype)
     return model.to(compute_device(config)).eval().requires_grad_(False)
 
 
@@ -78,7 +84,7 @@ class Target:
     @cached_property
     def model(self) -> Any:
         """The causal LM, frozen, in `config.dtype`."""
-        return load_model(self.config)
+        return load_model(self.config, self.dtype)
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -90,4 +96,14 @@ class Target:
         attached = self.__dict__.pop("backbone", None)
         if attached is not None:
             attached.detach()
+        return self.model
+
+    def for_decoding(self) -> Any:
+        """The model, detached, in the dtype that users decode with; from now on it is the target of this run."""
+        attached = self.__dict__.pop("backbone", None)
+        if attached is not None:
+            attached.detach()
+        dtype, loaded = decoding_dtype(self.config), self.__dict__.get("model")
+        if loaded is None or loaded.dtype != dtype:
+            self.__dict__["model"] = load_model(self.config, dtype)
         return self.model

@@ -1,5 +1,7 @@
 """Medusa heads made fast for decoding: all heads in one product. Same guesses as the modules, no gradients."""
 
+from typing import Any
+
 import torch
 
 from medusa_spec.heads.medusa import MedusaHeads
@@ -25,17 +27,18 @@ class StackedMedusaHeads:
         def stack(tensors: list[torch.Tensor]) -> torch.Tensor:
             return torch.stack([t.detach() for t in tensors]).to(device=device, dtype=dtype).contiguous()
 
-        blocks = [[head.blocks[layer].linear for head in heads.heads] for layer in range(config.num_layers)]
+        modules: list[Any] = list(heads.heads)  # type checkers know nothing of a module's attributes
+        blocks = [[head.blocks[layer].linear for head in modules] for layer in range(config.num_layers)]
         self.weights = [stack([linear.weight for linear in layer]) for layer in blocks]  # each [K, H, H]
         self.biases = [stack([linear.bias for linear in layer]) for layer in blocks]  # each [K, H]
         self.own = self.own_bias = self.down = self.up = None
         if config.lm_head == "own":
-            self.own = stack([head.lm_head.weight for head in heads.heads])  # [K, Vd, H]
+            self.own = stack([head.lm_head.weight for head in modules])  # [K, Vd, H]
             if heads.projection.bias is not None:
-                self.own_bias = stack([head.lm_head.bias for head in heads.heads])  # [K, Vd]
+                self.own_bias = stack([head.lm_head.bias for head in modules])  # [K, Vd]
         elif config.lm_head == "low_rank":
-            self.down = stack([head.down.weight for head in heads.heads])  # [K, r, H]
-            self.up = stack([head.up.weight for head in heads.heads])  # [K, Vd, r]
+            self.down = stack([head.down.weight for head in modules])  # [K, r, H]
+            self.up = stack([head.up.weight for head in modules])  # [K, Vd, r]
 
     def features(self, h: torch.Tensor) -> torch.Tensor:
         """h [H] to the heads' features [K, H]."""

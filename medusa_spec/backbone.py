@@ -1,4 +1,4 @@
-"""The target as this library sees it. The only file that reads Hugging Face model internals; knows no tree search, no loop."""
+"""The target as this library sees it. The only file that reads Hugging Face model internals; knows no decoding loop."""
 
 import hashlib
 import inspect
@@ -77,7 +77,8 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         """Where input ids go: the device of the input embeddings."""
-        return self.model.get_input_embeddings().weight.device
+        embeddings: Any = self.model.get_input_embeddings()
+        return embeddings.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,8 +136,9 @@ class Backbone:
             raise AttachError("this model was detached; wrap it again with MedusaModel(model, heads)")
         if any(config._attn_implementation != PREFIX + original for config, original in self._originals):
             raise AttachError(
-                "the attention implementation of the target was changed since it was wrapped (by set_attn_implementation, "
-                "or through a config that it shares with another model); detach() it and wrap it again"
+                "the attention implementation of the target was changed since it was wrapped (by "
+                "set_attn_implementation, or through a config that it shares with another model); detach() it and wrap "
+                "it again"
             )
         if adapter_state(self.model) != self.adapters:
             raise AttachError(
@@ -178,13 +180,14 @@ class Backbone:
         Returns:
             Logits [B, N, V] and h [B, N, H] at every node.
         """
+        extra: dict[str, Any] = {TREE_ARGUMENT: tree_pass}
         return self.forward(
             input_ids,
             position_ids=tree_pass.positions,
             # Four dimensions: Hugging Face passes such a mask through untouched, and tree attention does not read it.
             attention_mask=tree_pass.no_mask,
             cache=tree_pass.cache,
-            **{TREE_ARGUMENT: tree_pass},
+            **extra,
         )
 
     @torch.no_grad()
@@ -210,9 +213,7 @@ class Backbone:
         """The LM head with the model's own post-processing, all V rows, as drafts use it."""
         weight, bias = self.lm_head.weight.detach(), self.lm_head.bias
         scale, softcap = self._post_processing()
-        return Projection(
-            weight=weight, bias=None if bias is None else bias.detach(), scale=scale, softcap=softcap
-        )
+        return Projection(weight=weight, bias=None if bias is None else bias.detach(), scale=scale, softcap=softcap)
 
     def _post_processing(self) -> tuple[float, float | None]:
         """(scale, softcap) between the LM head's output and the model's logits, read off a pass and checked.
@@ -239,7 +240,7 @@ class Backbone:
 
 
 def adapter_state(model: nn.Module) -> tuple[Any, ...]:
-    """What adapters do to the weights right now: names, active ones, merged, disabled. Equal states mean equal outputs."""
+    """What adapters do to the weights right now: names, active ones, merged, disabled. Equal states, equal outputs."""
     state = []
     for name, module in model.named_modules():
         if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters") and hasattr(module, "merged"):
@@ -266,7 +267,8 @@ def _unwrap(model: Any) -> PreTrainedModel:
     return model
 
 
-def _lm_head(model: PreTrainedModel) -> nn.Module:
+def _lm_head(model: PreTrainedModel) -> Any:
+    """An `nn.Linear`, or what quantisation or an adapter put in its place."""
     head = model.get_output_embeddings()
     if head is None:
         raise UnsupportedError(
@@ -310,7 +312,8 @@ def _capture_input(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
 
 def _attach(model: PreTrainedModel) -> list[tuple[Any, str]]:
     """Points every config of the model at delegating functions; returns (config, original name) to undo it."""
-    configs = {id(module.config): module.config for module in model.modules() if isinstance(module, PreTrainedModel)}
+    own = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    configs: dict[int, Any] = {id(module.config): module.config for module in own}
     for module in model.modules():
         config = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation_internal"):

@@ -50,6 +50,9 @@ class SlabLayer(CacheLayerMixin):
     """
 
     is_croppable = False
+    # None until the first states; nothing reads them before.
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, cache: "SlabCache", window: int | None) -> None:
         super().__init__()
@@ -84,7 +87,7 @@ class SlabLayer(CacheLayerMixin):
 
     def _write_nodes(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         nodes, stop = keys.shape[2], 0
-        assert self.slab is not None and self.keys is not None and self.values is not None
+        assert self.slab is not None
         for row, used in enumerate(self.slab.used(self.cache.lengths)):
             self.keys[row, :, used : used + nodes] = keys[row]
             self.values[row, :, used : used + nodes] = values[row]
@@ -188,6 +191,8 @@ class SlabCache(Cache):
         UnsupportedError: For layer kinds that hold no tree; see `layer_windows`.
     """
 
+    layers: list[SlabLayer]  # type: ignore[assignment]
+
     def __init__(self, config: Any, batch: int = 1) -> None:
         super().__init__(layers=[SlabLayer(self, window) for window in layer_windows(config)])
         self.lengths = [0] * batch
@@ -199,7 +204,9 @@ class SlabCache(Cache):
 
     def base(self, layer: int, row: int) -> int:
         """Position that slot 0 of a row holds at a layer."""
-        return self.layers[layer].slab.bases[row]
+        slab = self.layers[layer].slab
+        assert slab is not None, "a tree pass before `seal`"
+        return slab.bases[row]
 
     def seal(self, reserve: int) -> None:
         """Moves the states of the prompt into slabs; from then on every pass is a tree pass.
@@ -279,7 +286,8 @@ class SlabCache(Cache):
             )
         if cache.get_seq_length() == 0:
             return
-        for index, (own, other) in enumerate(zip(self.layers, cache.layers, strict=True)):
+        others: list[Any] = cache.layers
+        for index, (own, other) in enumerate(zip(self.layers, others, strict=True)):
             if type(other) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 raise UnsupportedError(f"cache layer {index} is a {type(other).__name__}; keys and values are needed")
             own.update(other.keys, other.values)
@@ -287,7 +295,7 @@ class SlabCache(Cache):
 
     def export(self, config: Any, into: Any = None) -> Any:
         """Row 0's states as a `DynamicCache`, as `generate` returns it; `into`, the user's, is brought up to date."""
-        cache = DynamicCache(config=config) if into is None else into
+        cache: Any = DynamicCache(config=config) if into is None else into
         if not cache.layers:  # DynamicCache() makes them as they come, all of them full
             cache.layers = DynamicCache(config=config).layers
         length = self.lengths[0]
@@ -298,6 +306,7 @@ class SlabCache(Cache):
             if new <= held:
                 cache.layers[index].update(*(s[:, :, held - new :] for s in states))
             else:  # a sliding layer that has forgotten its beginning
+                assert layer.window is not None
                 other = cache.layers[index] = DynamicSlidingWindowLayer(layer.window)
                 other.update(*states)
                 other.cumulative_length = length

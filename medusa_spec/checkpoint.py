@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -210,4 +211,4 @@ def copy_heads(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in (WEIGHTS_NAME, CARD_NAME, CONFIG_NAME):
         if (source / name).is_file():
-            _write(target / name, lambda path, name=name: shutil.copyfile(source / name, path))
+            _write(target / name, partial(shutil.copyfile, source / name))

@@ -73,7 +73,8 @@ class MedusaConfig:
             )
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
-            raise CheckpointError(f"medusa_config.json has unknown keys {unknown}; known are {sorted(cls.__dataclass_fields__)}")
+            known = sorted(cls.__dataclass_fields__)
+            raise CheckpointError(f"medusa_config.json has unknown keys {unknown}; known are {known}")
         try:
             parts = dict(values)
             parts["heads"] = HeadsConfig.from_dict(values["heads"])
@@ -83,7 +84,7 @@ class MedusaConfig:
                 parts["values"] = _read_values(values["values"])
             return cls(**parts)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"medusa_config.json is malformed: {error!r}; restore or retrain the heads") from error
+            raise CheckpointError(f"medusa_config.json is malformed: {error!r}; restore it or train again") from error
 
 
 def _read_values(values: dict[str, Any]) -> PathValues:

@@ -133,7 +133,7 @@ def accept(tree: TokenTree, out: TargetOutput, request: Request) -> Accepted:
 
     def choose(node: int) -> int:
         raw = out.logits[:, node].to(copy=True, dtype=torch.float32, device=request.sequence.ids.device)
-        scores = request.processors(request.sequence.ids, raw)
+        scores = request.processors(request.sequence.ids, raw)  # type: ignore[arg-type]
         if request.keep_scores:
             request.scores.append(scores)
         if request.keep_logits:

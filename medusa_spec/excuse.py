@@ -32,7 +32,7 @@ class Difference:
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token in which two outputs differ, None if they are equal; a shorter one differs at its end."""
+    """Place of the first token in which two outputs differ, None if they are equal; a shorter one does at its end."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

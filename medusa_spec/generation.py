@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from medusa_spec.acceptance import EXACT_SAMPLING, GREEDY
 from medusa_spec.backbone import Backbone
 from medusa_spec.cache import SlabCache
-from medusa_spec.decoding import Request, decode
+from medusa_spec.decoding import Request, decode, output_fields
 from medusa_spec.drafters import Drafter
 from medusa_spec.errors import ConfigError, UnsupportedError
 from medusa_spec.stats import DecodingStats
@@ -82,7 +82,8 @@ def generate(
         bound_synced_gpus=kwargs.pop("synced_gpus", None),
         user_cache=kwargs.get("cache", kwargs.get("past_key_values")),
     )
-    return backbone.model.generate(*args, custom_generate=loop, **kwargs)
+    target: Any = backbone.model
+    return target.generate(*args, custom_generate=loop, **kwargs)
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -146,16 +147,15 @@ def _decode_in_generate(
     record(stats)
     if user_cache is not None:
         cache.export(backbone.config, into=user_cache)
-    sequences = request.sequence.ids.clone()
+    sequences: Any = request.sequence.ids.clone()
     if not returns_dict:
         return sequences
     kept = cache.export(backbone.config) if user_cache is None and generation_config.use_cache else user_cache
     return MedusaGenerateOutput(
         sequences=sequences,
-        scores=tuple(request.scores) if request.keep_scores else None,
-        logits=tuple(request.logits) if request.keep_logits else None,
         cache=kept,
         stats=stats,
+        **output_fields(request),
     )
 
 
@@ -195,7 +195,7 @@ def _prompt(
     """
     if attention_mask is not None and not bool(attention_mask.all()):
         if past:
-            raise UnsupportedError("a cache together with a padded prompt cannot be speculated; pass the prompt unpadded")
+            raise UnsupportedError("a cache with a padded prompt cannot be speculated; pass the prompt unpadded")
         input_ids = input_ids[:, attention_mask[0].bool().to(input_ids.device)]
     if input_ids.shape[1] == 0:
         raise ConfigError("input_ids must hold at least one token that attention_mask does not hide, got none")
@@ -207,7 +207,7 @@ def _prompt(
     return input_ids, unread
 
 
-def _others_are_decoding(model: PreTrainedModel, synced_gpus: bool | None) -> Callable[[], bool] | None:
+def _others_are_decoding(model: Any, synced_gpus: bool | None) -> Callable[[], bool] | None:
     if not synced_gpus:
         return None
     return lambda: model._has_unfinished_sequences(True, synced_gpus=True, device=model.device)

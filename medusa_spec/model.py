@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import PushToHubMixin
@@ -108,7 +107,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
             config = read_config(heads)
             if config.base_model_name_or_path is None:
                 raise CheckpointError(
-                    f"the heads in {heads} do not name their target; pass it: MedusaModel.from_pretrained(target, heads=...)"
+                    f"the heads in {heads} do not name their target; pass it: "
+                    "MedusaModel.from_pretrained(target, heads=...)"
                 )
             name_or_path = config.base_model_name_or_path
             if config.base_revision is not None:
@@ -135,7 +135,9 @@ class MedusaModel(nn.Module, PushToHubMixin):
             )
         return heads
 
-    def generate(self, *args: Any, draft_nodes: int | None = None, drafter: Drafter | None = None, **kwargs: Any) -> Any:
+    def generate(
+        self, *args: Any, draft_nodes: int | None = None, drafter: Drafter | None = None, **kwargs: Any
+    ) -> Any:
         """Hugging Face's `generate`, several tokens per pass.
 
         Greedy decoding gives the target's tokens; sampling gives the tokens that the target's own sampling gives with

@@ -67,7 +67,8 @@ def twin(model: PreTrainedModel, attention: str) -> PreTrainedModel:
     config._experts_implementation = "eager"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        small = type(model)(config).to(dtype=torch.float64, device="cpu").eval()
+        small = type(model)(config).eval()
+        small.to(dtype=torch.float64, device="cpu")
         with torch.no_grad():
             for parameter in small.parameters():  # zeros and ones would hide what they multiply
                 parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -138,8 +138,7 @@ def test_one_file_of_finetune_knows_peft() -> None:
     knows = [
         file.name
         for file in SOURCES
-        if folder_of(file) == "finetune"
-        and any(name.split(".")[0] == "peft" for _, name in imports_of(file))
+        if folder_of(file) == "finetune" and any(name.split(".")[0] == "peft" for _, name in imports_of(file))
     ]
     assert len(knows) <= 1
 

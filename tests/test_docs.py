@@ -14,18 +14,14 @@ from medusa_spec.cli.app import app
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = sorted({README, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
-PACKAGES = ["medusa_spec"] + [
-    f"medusa_spec.{name}" for name in ("cli", "drafters", "finetune", "heads", "tree")
-]
+PACKAGES = ["medusa_spec"] + [f"medusa_spec.{name}" for name in ("cli", "drafters", "finetune", "heads", "tree")]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)")
 SOURCE_NAME = re.compile(r"[\w./-]+\.py\b")
 
 
 def each_document() -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT))
-    )
+    return pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -94,13 +90,9 @@ def test_files_that_the_readme_names_exist() -> None:
     named = set(SOURCE_NAME.findall(README.read_text(encoding="utf-8")))
     folders = ("medusa_spec", "heads", "tree", "finetune", "tests", "examples", "benchmarks")
     there = {
-        file.relative_to(ROOT).as_posix()
-        for folder in (*folders, "scripts")
-        for file in (ROOT / folder).rglob("*.py")
+        file.relative_to(ROOT).as_posix() for folder in (*folders, "scripts") for file in (ROOT / folder).rglob("*.py")
     }
-    assert [
-        name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in there)
-    ] == []
+    assert [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in there)] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -119,9 +111,7 @@ def test_every_extra_and_dependency_has_its_line() -> None:
 
 
 def test_a_wrong_command_is_seen() -> None:
-    text = (
-        "```\nmedusa-spec teach --model x\nmedusa-spec demo --colour red\nmake coffee  # now\n```\n"
-    )
+    text = "```\nmedusa-spec teach --model x\nmedusa-spec demo --colour red\nmake coffee  # now\n```\n"
     assert [unknown_options(words) for words in commands(text, "medusa-spec")] == [
         ["teach"],
         ["--colour"],

@@ -35,10 +35,10 @@ class TreeShape:
     def __post_init__(self) -> None:
         if not self.parents or self.parents[0] != -1:
             raise ValueError(
-                f"parents must begin with -1, the mark of the root, got {self.parents[:4]}; "
-                "put the root at index 0"
+                f"parents must begin with -1, the mark of the root, got {self.parents[:4]}; put the root at index 0"
             )
-        depths, children = [0], [[] for _ in self.parents]
+        depths: list[int] = [0]
+        children: list[list[int]] = [[] for _ in self.parents]
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node:
                 raise ValueError(

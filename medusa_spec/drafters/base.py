@@ -24,7 +24,7 @@ class DraftSession(ABC):
             A tree of at most `limit` draft nodes; a lone root means plain decoding for this pass.
         """
 
-    def observe(self, tokens: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int]) -> None:  # noqa: B027 (most drafters need not override it)
         """Is told the tokens emitted by the last pass, before the next `draft`; the last of them will be its root."""
 
 

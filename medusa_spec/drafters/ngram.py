@@ -31,17 +31,11 @@ class NgramDrafter(Drafter):
 
     name = "ngram"
 
-    def __init__(
-        self, *, max_ngram: int = 4, min_ngram: int = 2, max_nodes: int = 12, max_branches: int = 2
-    ) -> None:
+    def __init__(self, *, max_ngram: int = 4, min_ngram: int = 2, max_nodes: int = 12, max_branches: int = 2) -> None:
         if not 1 <= min_ngram <= max_ngram:
-            raise ConfigError(
-                f"min_ngram must be in 1..max_ngram, got min_ngram={min_ngram} and max_ngram={max_ngram}"
-            )
+            raise ConfigError(f"min_ngram must be in 1..max_ngram, got min_ngram={min_ngram} and max_ngram={max_ngram}")
         if max_nodes < 1 or max_branches < 1:
-            raise ConfigError(
-                f"max_nodes and max_branches must be 1 or more, got {max_nodes} and {max_branches}"
-            )
+            raise ConfigError(f"max_nodes and max_branches must be 1 or more, got {max_nodes} and {max_branches}")
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
         self.max_nodes, self.max_branches = max_nodes, max_branches
 

@@ -44,9 +44,7 @@ def test_cache_lies_under_the_platform_cache_directory(monkeypatch: pytest.Monke
     assert cache_directory() == Path("/home/someone/.cache/medusa-spec")
 
 
-def test_variable_comes_before_a_converted_copy(
-    empty_machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variable_comes_before_a_converted_copy(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     converted = empty_machine / "medusa-spec" / "smollm2-135m-instruct"
     converted.mkdir(parents=True)
     assert default_model_path() == converted
@@ -56,9 +54,7 @@ def test_variable_comes_before_a_converted_copy(
     assert default_model_path() == own
 
 
-def test_a_wrong_variable_is_named_and_not_passed_over(
-    empty_machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_variable_is_named_and_not_passed_over(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (empty_machine / "medusa-spec" / "smollm2-135m-instruct").mkdir(parents=True)
     monkeypatch.setenv("MEDUSA_SPEC_MODEL", "/no/such/folder")
     with pytest.raises(ModelNotFoundError, match="MEDUSA_SPEC_MODEL.*'/no/such/folder'"):
@@ -98,9 +94,7 @@ def test_the_wheel_is_converted_once(empty_machine: Path, monkeypatch: pytest.Mo
     assert default_model_path() == folder
 
 
-def test_a_broken_conversion_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_off(gguf: Path, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
@@ -111,9 +105,7 @@ def test_a_broken_conversion_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_copy_of_a_faster_process_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_copy_of_a_faster_process_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def overtaken(gguf: Path, folder: Path) -> None:
         write_two_files(gguf, folder)
         (tmp_path / "model").mkdir()
@@ -146,21 +138,15 @@ def test_real_model_has_its_template_and_its_ends(real_model_path: Path) -> None
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.skipif(
-    packaged_gguf() is None, reason="the wheel is not installed: nothing to convert"
-)
+@pytest.mark.skipif(packaged_gguf() is None, reason="the wheel is not installed: nothing to convert")
 def test_converted_copy_gives_the_logits_of_the_gguf_file(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     gguf = packaged_gguf()
     assert gguf is not None
     ids = torch.arange(1000, 1024).view(1, 24)
-    packed = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
-    )
+    packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     with torch.inference_mode():
         expected = packed(ids).logits
-        copy = AutoModelForCausalLM.from_pretrained(
-            convert_gguf(gguf, tmp_path / "model"), dtype="auto"
-        )
+        copy = AutoModelForCausalLM.from_pretrained(convert_gguf(gguf, tmp_path / "model"), dtype="auto")
         assert torch.equal(copy(ids).logits, expected)
