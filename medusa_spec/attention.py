@@ -1,7 +1,6 @@
 """Tree attention: N nodes attend to the prefix and to their ancestors. Knows tensors and kernels, not models."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,7 +97,9 @@ class TreePass:
 
     def to(self, device: torch.device) -> "TreePass":
         """The same pass for layers on another device; called by accelerate's hooks on sharded models."""
-        return self if device == self.device else TreePass(shape=self.shape, cache=self.cache, device=device)
+        if device == self.device:
+            return self
+        return replace(self, device=torch.device(device))  # what was worked out for other layers goes along
 
     def visible(self, layer: int, row: int) -> Visibility:
         """What row `row` sees at attention layer `layer`; worked out once per layer kind."""
@@ -211,6 +212,3 @@ def _without_common(states: torch.Tensor, seen: Visibility, stop: int) -> torch.
     if seen.first == seen.common:
         return tree
     return torch.cat([states[:, :, seen.first : seen.common], tree], dim=2)
-
-
-AttentionFunction = Callable[..., tuple[torch.Tensor, None]]

@@ -93,7 +93,7 @@ class Backbone:
     @property
     def hidden_size(self) -> int:
         """H, the width of h."""
-        return self.config.hidden_size
+        return getattr(self.lm_head, "in_features", None) or self.config.hidden_size
 
     @property
     def vocab_size(self) -> int:

@@ -2,17 +2,16 @@
 
 import json
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers.utils import cached_file
 
 from medusa_spec.backbone import Backbone
 from medusa_spec.config import MedusaConfig
@@ -51,9 +50,21 @@ def heads_folder(name_or_path: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def is_heads_folder(name_or_path: str | os.PathLike[str]) -> bool:
-    """Whether heads are found there without asking the hub."""
-    return (Path(name_or_path) / CONFIG_NAME).is_file() or str(name_or_path) in packaged_heads()
+def names_heads(name_or_path: str | os.PathLike[str]) -> bool:
+    """Whether a folder, packaged name or hub id is one of heads rather than of a model."""
+    path = Path(name_or_path)
+    if (path / CONFIG_NAME).is_file() or str(name_or_path) in packaged_heads():
+        return True
+    if path.exists():
+        return False
+    found = cached_file(
+        str(name_or_path),
+        CONFIG_NAME,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return found is not None
 
 
 def read_config(folder: str | os.PathLike[str]) -> MedusaConfig:
@@ -204,11 +215,3 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
         temporary = Path(scratch) / path.name
         write(temporary)
         os.replace(temporary, path)
-
-
-def copy_heads(source: Path, target: Path) -> None:
-    """Copies the files of a folder of heads into another."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name in (WEIGHTS_NAME, CARD_NAME, CONFIG_NAME):
-        if (source / name).is_file():
-            _write(target / name, partial(shutil.copyfile, source / name))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import torch
 from transformers import LogitsProcessorList
@@ -29,6 +28,7 @@ class Request:
         session: The drafter's state.
         rule: How tokens are chosen.
         processors: Applied to the logits before the choice; empty for none.
+        prefill_chunk: Tokens of the prompt read at once; None reads all.
         draft_nodes: Most draft nodes per pass, 0 for plain decoding, None for the drafter's choice.
         emit: Called with every emitted token, for streaming.
         keep_scores: Collect processed scores.
@@ -42,6 +42,7 @@ class Request:
     session: DraftSession
     rule: Rule = GREEDY
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    prefill_chunk: int | None = None
     draft_nodes: int | None = None
     emit: Callable[[int], None] | None = None
     keep_scores: bool = False
@@ -98,9 +99,10 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
 
 def prefill(backbone: Backbone, request: Request) -> TargetOutput:
     """Reads the prompt; returns logits and h of its last position."""
-    past = request.cache.get_seq_length()
-    positions = torch.arange(past, past + request.prefill_ids.shape[1], device=backbone.device).unsqueeze(0)
-    out = backbone.forward(request.prefill_ids, last_only=True, position_ids=positions, cache=request.cache)
+    for ids in request.prefill_ids.split(request.prefill_chunk or request.prefill_ids.shape[1], dim=1):
+        past = request.cache.get_seq_length()
+        positions = torch.arange(past, past + ids.shape[1], device=backbone.device).unsqueeze(0)
+        out = backbone.forward(ids, last_only=True, position_ids=positions, cache=request.cache)
     longest = request.sequence.max_length
     request.cache.seal(0 if longest is None else longest - request.sequence.length)
     return out
@@ -166,11 +168,3 @@ class _Clock:
         now = perf_counter()
         elapsed, self.last = now - self.last, now
         return elapsed
-
-
-def output_fields(request: Request) -> dict[str, Any]:
-    """What was collected, as Hugging Face's output fields."""
-    return {
-        "scores": tuple(request.scores) if request.keep_scores else None,
-        "logits": tuple(request.logits) if request.keep_logits else None,
-    }

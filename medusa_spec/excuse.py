@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from medusa_spec.figures import first_difference
+
 ALLOWANCE = 4.0
 """A tie may be as wide as this many times the target's own rounding noise."""
 
@@ -29,14 +31,6 @@ class Difference:
     def excused(self) -> bool:
         """Whether the two highest logits lie closer than rounding can tell apart."""
         return self.gap < ALLOWANCE * self.noise
-
-
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Place of the first token in which two outputs differ, None if they are equal; a shorter one does at its end."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return None if len(one) == len(other) else min(len(one), len(other))
 
 
 @torch.no_grad()

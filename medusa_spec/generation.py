@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from medusa_spec.acceptance import EXACT_SAMPLING, GREEDY
 from medusa_spec.backbone import Backbone
 from medusa_spec.cache import SlabCache
-from medusa_spec.decoding import Request, decode, output_fields
+from medusa_spec.decoding import Request, decode
 from medusa_spec.drafters import Drafter
 from medusa_spec.errors import ConfigError, UnsupportedError
 from medusa_spec.stats import DecodingStats
@@ -27,9 +27,16 @@ REFUSED_ARGUMENTS = {
     "assistant_tokenizer": "this library needs no assistant; leave it out",
     "custom_generate": f"tree decoding is a custom generate of its own; {INSTEAD}",
     "negative_prompt_ids": f"classifier-free guidance runs a second prompt; {INSTEAD}",
+    "position_ids": "positions follow from attention_mask; leave them out",
     "inputs_embeds": f"drafts need token ids; pass input_ids, or {INSTEAD}",
 }
 """Arguments of generate() that cannot be speculated, and what to do instead."""
+
+HANDLED_MODEL_KWARGS = {
+    *("attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"),
+    *("output_attentions", "output_hidden_states", "return_dict"),
+}
+"""What generate() hands on for the model's forward and the loop deals with; anything else would be lost."""
 
 
 @dataclass
@@ -135,6 +142,7 @@ def _decode_in_generate(
         session=drafter.begin(prompt[0].tolist()),
         rule=EXACT_SAMPLING if generation_config.do_sample else GREEDY,
         processors=logits_processor,
+        prefill_chunk=generation_config.prefill_chunk_size,
         draft_nodes=draft_nodes,
         emit=None if bound_streamer is None else lambda token: bound_streamer.put(torch.tensor([token])),
         keep_scores=returns_dict and bool(generation_config.output_scores),
@@ -153,9 +161,10 @@ def _decode_in_generate(
     kept = cache.export(backbone.config) if user_cache is None and generation_config.use_cache else user_cache
     return MedusaGenerateOutput(
         sequences=sequences,
+        scores=tuple(request.scores) if request.keep_scores else None,
+        logits=tuple(request.logits) if request.keep_logits else None,
         cache=kept,
         stats=stats,
-        **output_fields(request),
     )
 
 
@@ -175,8 +184,8 @@ def _refuse(
         found = f"guidance_scale: classifier-free guidance runs a second prompt beside each token; {INSTEAD}"
     elif config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         found = f"output_attentions and output_hidden_states are not collected from trees yet; {INSTEAD}"
-    elif model_kwargs.get("inputs_embeds") is not None:
-        found = f"inputs_embeds: {REFUSED_ARGUMENTS['inputs_embeds']}"
+    elif lost := sorted(k for k, value in model_kwargs.items() if value is not None and k not in HANDLED_MODEL_KWARGS):
+        found = f"{', '.join(lost)}: the drafted passes would go without; {INSTEAD}"
     elif input_ids.shape[0] != 1:
         found = (
             f"a batch of {input_ids.shape[0]} rows: trees are decoded one row at a time so far. Decode the rows one "

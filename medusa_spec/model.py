@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import PushToHubMixin
 
 from medusa_spec.backbone import Backbone
-from medusa_spec.checkpoint import heads_folder, is_heads_folder, load_heads, read_config, save_heads
+from medusa_spec.checkpoint import heads_folder, load_heads, names_heads, read_config, save_heads
 from medusa_spec.config import MedusaConfig
+from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
 from medusa_spec.drafters import Drafter, HeadsDrafter, NgramDrafter
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.generation import generate
@@ -76,7 +77,10 @@ class MedusaModel(nn.Module, PushToHubMixin):
             self.backbone.detach()  # a model that could not be wrapped goes back as it came
             raise
         self.drafter: Drafter = drafter if isinstance(drafter, Drafter) else self._drafters[drafter]
+        self._trainable = [parameter for parameter in self.target.parameters() if parameter.requires_grad]
+        self._was_training = self.target.training
         self.target.requires_grad_(False)
+        self.eval()
 
     @classmethod
     def from_pretrained(
@@ -102,7 +106,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
             CheckpointError: If heads alone do not say which model they are for.
         """
         kwargs.setdefault("dtype", "auto")
-        if heads is None and is_heads_folder(name_or_path):
+        if heads is None and names_heads(name_or_path):
             heads = heads_folder(name_or_path)
             config = read_config(heads)
             if config.base_model_name_or_path is None:
@@ -111,6 +115,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
                     "MedusaModel.from_pretrained(target, heads=...)"
                 )
             name_or_path = config.base_model_name_or_path
+            if name_or_path == DEFAULT_MODEL:
+                name_or_path = default_model_path()  # it comes without a network, too
             if config.base_revision is not None:
                 kwargs.setdefault("revision", config.base_revision)
         target = AutoModelForCausalLM.from_pretrained(name_or_path, **kwargs)
@@ -189,8 +195,18 @@ class MedusaModel(nn.Module, PushToHubMixin):
 
     def detach(self) -> PreTrainedModel:
         """Gives the target back as it was before it was wrapped; this object cannot decode any more."""
-        self.backbone.detach()
+        if self.backbone.attached:
+            self.backbone.detach()
+            for parameter in self._trainable:
+                parameter.requires_grad_(True)
+            self.target.train(self._was_training)
         return self.target
+
+    def train(self, mode: bool = True) -> "MedusaModel":
+        """Puts the heads into training mode; the target stays in evaluation: dropout would change what it says."""
+        super().train(mode)
+        self.target.eval()
+        return self
 
     def __getattr__(self, name: str) -> Any:
         try:

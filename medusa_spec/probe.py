@@ -11,7 +11,7 @@ from medusa_spec.backbone import PREFIX, Backbone
 from medusa_spec.cache import SlabCache
 from medusa_spec.errors import AttachError
 from medusa_spec.tree import TreeShape, chain, shape_of
-from medusa_spec.twin import WINDOW, twin
+from medusa_spec.twin import WINDOW, shrink, twin
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def probe(backbone: Backbone) -> str:
         UnsupportedError: If a layer kind cannot hold a tree.
     """
     name = type(backbone.model).__name__
-    key = (name, backbone.config.__class__.__name__, repr(sorted(set(map(str, _kinds(backbone))))), *_versions())
+    key = _architecture(backbone)
     if key not in _verdicts:
         _verdicts[key] = _probe_twin(backbone)
     verdict = compare(backbone, prompt=_prompt(backbone, 12))
@@ -121,9 +121,8 @@ class _Misplaced(TreePass):
 
 
 def _probe_twin(backbone: Backbone) -> str:
-    original = backbone.model.config._attn_implementation.removeprefix(PREFIX)
     try:
-        small = Backbone(twin(backbone.model, original))
+        small = Backbone(twin(backbone.model, _original(backbone)))
         small.forward(_prompt(small, 4))
     except Exception as error:  # a config that cannot be shrunk says nothing about the model; the model itself is next
         logger.info("no twin of %s: %r", type(backbone.model).__name__, error)
@@ -149,5 +148,13 @@ def _kinds(backbone: Backbone) -> list[str]:
     return list(getattr(backbone.config, "layer_types", None) or ["full_attention"])
 
 
-def _versions() -> tuple[str, str]:
-    return torch.__version__, transformers.__version__
+def _architecture(backbone: Backbone) -> tuple[str, ...]:
+    """What a verdict holds for: the class and everything in its config but sizes, under these versions."""
+    config = backbone.config
+    settings = shrink(config).to_json_string(use_diff=False)
+    return type(backbone.model).__name__, _original(backbone), settings, torch.__version__, transformers.__version__
+
+
+def _original(backbone: Backbone) -> str:
+    """The attention implementation that the model came with."""
+    return str(backbone.model.config._attn_implementation).removeprefix(PREFIX)

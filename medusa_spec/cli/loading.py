@@ -11,7 +11,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from medusa_spec.checkpoint import is_heads_folder, packaged_heads
+from medusa_spec.checkpoint import names_heads, packaged_heads
 from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
 from medusa_spec.errors import CheckpointError
 from medusa_spec.model import MedusaModel
@@ -46,7 +46,7 @@ def load(name: str | None, heads: str | None, drafter: str | None, *, dtype: str
         if heads is None and drafter is None:
             heads = DEFAULT_HEADS if DEFAULT_HEADS in packaged_heads() else None
             note = "" if heads else NO_PACKAGED_HEADS
-    elif heads is None and drafter is None and not is_heads_folder(name):
+    elif heads is None and drafter is None and not names_heads(name):
         note = NO_HEADS
     if note:
         drafter = "ngram"

@@ -272,6 +272,23 @@ def test_a_cache_that_holds_the_whole_prompt_is_an_error(wrapped, ids):
         wrapped.generate(ids, cache=cache, max_new_tokens=4)
 
 
+def test_arguments_for_the_forward_are_not_lost_in_silence(make_model, scripted, ids):
+    model = MedusaModel(make_model("gpt2"), drafter=scripted([], right=0.0), probe=False)
+    with pytest.raises(UnsupportedError, match="token_type_ids"):
+        model.generate(ids, token_type_ids=torch.ones_like(ids), max_new_tokens=4)
+    with pytest.raises(UnsupportedError, match="position_ids"):
+        model.generate(ids, position_ids=torch.arange(9)[None] + 3, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_prompt_read_in_chunks_gives_the_same(make_model, scripted, prompt, name):
+    target, ids = make_model(name), prompt(25)
+    answer = target.generate(ids, do_sample=False, max_new_tokens=NEW)
+    model = MedusaModel(target, drafter=scripted(answer[0].tolist(), right=0.8), probe=False)
+    chunked = model.generate(ids, do_sample=False, max_new_tokens=NEW, prefill_chunk_size=7)
+    assert torch.equal(chunked, answer)
+
+
 def test_a_custom_generate_is_refused(wrapped, ids):
     with pytest.raises(UnsupportedError, match="custom_generate"):
         wrapped.generate(ids, custom_generate="org/repo", max_new_tokens=4)

@@ -131,6 +131,18 @@ def test_the_target_is_frozen_and_only_heads_are_saved(llama, trained, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"heads.safetensors", "medusa_config.json"}
 
 
+def test_detach_gives_back_what_was_trainable_and_training(llama):
+    llama.train()
+    llama.lm_head.requires_grad_(False)
+    model = MedusaModel(llama, probe=False)
+    model.train()
+    assert not model.target.training
+    assert model.heads.training
+    assert model.detach() is llama
+    assert llama.training
+    assert {name for name, p in llama.named_parameters() if not p.requires_grad} == {"lm_head.weight"}
+
+
 def test_a_failed_wrap_gives_the_model_back(llama, monkeypatch):
     def refuse(backbone):
         raise AttachError("not exact")

@@ -5,10 +5,11 @@ import torch
 
 from medusa_spec import backbone as backbone_module
 from medusa_spec import probe as probe_module
-from medusa_spec.attention import tree_attention
+from medusa_spec.attention import TreePass, tree_attention
 from medusa_spec.backbone import Backbone
 from medusa_spec.errors import AttachError
 from medusa_spec.probe import compare, probe
+from medusa_spec.tree import chain
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +28,6 @@ def test_rounding_of_low_precision_is_not_taken_for_a_fault(make_model):
 
 def test_attention_that_forgets_the_tree_is_stopped_by_the_twin(llama, monkeypatch):
     def causal(module, query, key, value, mask=None, *, tree_pass, **kwargs):
-        from medusa_spec.attention import TreePass
-        from medusa_spec.tree import chain
-
         flat = TreePass(shape=chain(tree_pass.shape.size - 1), cache=tree_pass.cache, device=tree_pass.device)
         return tree_attention(module, query, key, value, mask, tree_pass=flat, **kwargs)
 
@@ -43,7 +41,9 @@ def test_a_model_without_a_twin_is_judged_by_itself(llama, monkeypatch):
         raise TypeError("sizes of its own")
 
     monkeypatch.setattr(probe_module, "twin", no_twin)
-    assert probe(Backbone(llama)).startswith("twin: none")
+    backbone = Backbone(llama)
+    assert probe(backbone).startswith("twin: none")
+    backbone.detach()
     noisy = backbone_module.tree_attention
 
     def wrong(*args, **kwargs):
@@ -51,7 +51,6 @@ def test_a_model_without_a_twin_is_judged_by_itself(llama, monkeypatch):
         return out.roll(1, dims=1), weights
 
     monkeypatch.setattr(backbone_module, "tree_attention", wrong)
-    llama.config._attn_implementation_internal = "sdpa"
     with pytest.raises(AttachError, match="wrong mask"):
         probe(Backbone(llama))
 

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Trains the heads that come with the package, for SmolLM2-135M-Instruct, and puts them in place.
+#
+#   make heads DATA=answers.jsonl.gz     conversations whose answers are the model's own (several: DATA="a.jsonl b.jsonl")
+#   make heads                           no data: the model writes prompts and answers itself, for the general heads only
+#
+# The domain heads go on from the general ones, on the records whose `source` is DOMAIN_SOURCE.
+# Every stage resumes: stop it and run it again. RUNS (default runs/) holds the stages, a few GB.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+DATA=${DATA:-}
+RUNS=${RUNS:-runs}
+DOMAIN_SOURCE=${DOMAIN_SOURCE:-gsm8k-train}
+BASE=HuggingFaceTB/SmolLM2-135M-Instruct
+MODEL=${MODEL:-$(python -c 'from medusa_spec.default_model import default_model_path; print(default_model_path())')}
+
+train() { # name, then options
+    local name=$1
+    shift
+    python -m medusa_spec.finetune.pipeline --model "$MODEL" --base-name "$BASE" --output "$RUNS/$name" --seed 0 "$@"
+}
+
+publish() { # name
+    mkdir -p "medusa_spec/data/heads/$1" "docs/heads"
+    cp "$RUNS/$1/heads/"{medusa_config.json,heads.safetensors,README.md} "medusa_spec/data/heads/$1/"
+    cp "$RUNS/$1/report/report.json" "docs/heads/$1.json"
+    cp "$RUNS/$1/report/report.md" "docs/heads/$1.md"
+    for plot in "$RUNS/$1/report/"*.png; do
+        [ -e "$plot" ] && cp "$plot" "docs/heads/$1-$(basename "$plot")"
+    done
+    sed -i "s|](\([a-z_]*\.png\))|]($1-\1)|g" "docs/heads/$1.md"
+}
+
+# shellcheck disable=SC2086  # DATA may name several files
+train smollm2-135m --data ${DATA:-self} --epochs 4 "$@"
+publish smollm2-135m
+
+if [ -n "$DATA" ]; then
+    # shellcheck disable=SC2086
+    train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" \
+        --init-from "$RUNS/smollm2-135m/heads" --epochs 2 --learning-rate 5e-4 "$@"
+    publish smollm2-135m-gsm8k
+fi
