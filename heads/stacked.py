@@ -1,10 +1,18 @@
 """Medusa heads made fast for decoding: all heads in one product. Same guesses as the modules, no gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from medusa_spec.heads.medusa import MedusaHeads
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+
+
+def dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """torch's own linear with these weights."""
+    return lambda x: torch.nn.functional.linear(x, weight, bias)
 
 
 class StackedMedusaHeads:
@@ -17,9 +25,17 @@ class StackedMedusaHeads:
         heads: Trained heads.
         dtype: Compute dtype, the target's.
         device: Where to compute.
+        linear: Makes a linear from frozen weights [out, in] and biases; the caller may know a faster one than torch's.
     """
 
-    def __init__(self, heads: MedusaHeads, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        linear: Callable[[torch.Tensor, torch.Tensor | None], Linear] = dense_linear,
+    ) -> None:
         config = heads.config
         self.num_heads, self.hidden_size = config.num_heads, config.hidden_size
         self.projection = heads.projection.to(dtype)
@@ -31,6 +47,8 @@ class StackedMedusaHeads:
         blocks = [[head.blocks[layer].linear for head in modules] for layer in range(config.num_layers)]
         self.weights = [stack([linear.weight for linear in layer]) for layer in blocks]  # each [K, H, H]
         self.biases = [stack([linear.bias for linear in layer]) for layer in blocks]  # each [K, H]
+        self._first = linear(self.weights[0].view(-1, self.hidden_size), self.biases[0].view(-1))
+        self._lm_head = linear(self.projection.weight, self.projection.bias)
         self.own = self.own_bias = self.down = self.up = None
         if config.lm_head == "own":
             self.own = stack([head.lm_head.weight for head in modules])  # [K, Vd, H]
@@ -42,9 +60,7 @@ class StackedMedusaHeads:
 
     def features(self, h: torch.Tensor) -> torch.Tensor:
         """h [H] to the heads' features [K, H]."""
-        first = self.weights[0].view(-1, self.hidden_size)
-        z = torch.nn.functional.linear(h, first, self.biases[0].view(-1)).view(self.num_heads, -1)
-        z = h + torch.nn.functional.silu(z)
+        z = h + torch.nn.functional.silu(self._first(h).view(self.num_heads, -1))
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
             z = z + torch.nn.functional.silu(torch.bmm(weight, z.unsqueeze(-1)).squeeze(-1) + bias)
         return z
@@ -56,7 +72,7 @@ class StackedMedusaHeads:
         if self.own is not None:
             raw = torch.bmm(self.own, z.unsqueeze(-1)).squeeze(-1)
             return self.projection.finish(raw if self.own_bias is None else raw + self.own_bias)
-        raw = torch.nn.functional.linear(z, self.projection.weight, self.projection.bias)
+        raw = self._lm_head(z)
         if self.up is not None and self.down is not None:
             raw = raw + torch.bmm(self.up, torch.bmm(self.down, z.unsqueeze(-1))).squeeze(-1)
         return self.projection.finish(raw)

@@ -161,11 +161,16 @@ def _decode_in_generate(
     kept = cache.export(backbone.config) if user_cache is None and generation_config.use_cache else user_cache
     return MedusaGenerateOutput(
         sequences=sequences,
-        scores=tuple(request.scores) if request.keep_scores else None,
-        logits=tuple(request.logits) if request.keep_logits else None,
+        scores=_collected(request.scores, request.keep_scores),
+        logits=_collected(request.logits, request.keep_logits),
         cache=kept,
         stats=stats,
     )
+
+
+def _collected(tensors: list[torch.Tensor], asked: bool) -> Any:
+    """One tensor per new token; Hugging Face annotates the field as a tuple of one."""
+    return tuple(tensors) if asked else None
 
 
 def _refuse(

@@ -16,6 +16,7 @@ from medusa_spec.drafters import Drafter, HeadsDrafter, NgramDrafter
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.generation import generate
 from medusa_spec.heads import HeadsConfig, MedusaHeads
+from medusa_spec.prepare import Prepared, prepare
 from medusa_spec.probe import probe
 from medusa_spec.stats import DecodingStats
 from medusa_spec.tree import TreeTemplate, chain_template
@@ -40,6 +41,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
         drafter: `"heads"`, `"ngram"` (needs no training) or a `Drafter` of your own.
         tree: Template for the heads; None takes the one saved with them.
         probe: Check on attaching that tree passes of this model are exact; off only if you have just seen it pass.
+        prepare: Make the target's linear layers fast for decoding where that pays; see `prepare.prepare`, and
+            `prepared.reason` for what was done.
 
     Raises:
         AttachError: If tree passes would not be exact, or the model is wrapped already.
@@ -59,6 +62,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
         drafter: str | Drafter = "heads",
         tree: TreeTemplate | None = None,
         probe: bool = True,
+        prepare: bool = True,
     ) -> None:
         super().__init__()
         if not (isinstance(drafter, Drafter) or drafter in DRAFTERS):
@@ -66,21 +70,23 @@ class MedusaModel(nn.Module, PushToHubMixin):
         self.backbone = Backbone(model)
         self.target = self.backbone.model
         self.probe_result = "not probed"
+        self.prepared = Prepared(reason="not prepared: prepare=False")
         self.last_stats: DecodingStats | None = None
         self.medusa_config: MedusaConfig | None = None
+        self._trainable = [parameter for parameter in self.target.parameters() if parameter.requires_grad]
+        self._was_training = self.target.training
         try:
+            self.target.requires_grad_(False).eval()
+            if prepare:
+                self.prepared = _prepare(self.target, self.backbone.lm_head)
             if probe:
                 self.probe_result = _probe(self.backbone)
             self.heads = self._heads(heads, needed=drafter == "heads")
             self._drafters = {name: make(self, tree) for name, make in DRAFTERS.items() if name == drafter}
         except BaseException:
-            self.backbone.detach()  # a model that could not be wrapped goes back as it came
+            self.detach()  # a model that could not be wrapped goes back as it came
             raise
         self.drafter: Drafter = drafter if isinstance(drafter, Drafter) else self._drafters[drafter]
-        self._trainable = [parameter for parameter in self.target.parameters() if parameter.requires_grad]
-        self._was_training = self.target.training
-        self.target.requires_grad_(False)
-        self.eval()
 
     @classmethod
     def from_pretrained(
@@ -196,6 +202,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
     def detach(self) -> PreTrainedModel:
         """Gives the target back as it was before it was wrapped; this object cannot decode any more."""
         if self.backbone.attached:
+            self.prepared.undo()
             self.backbone.detach()
             for parameter in self._trainable:
                 parameter.requires_grad_(True)
@@ -217,7 +224,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
             return getattr(self.target, name)
 
 
-_probe = probe
+_probe, _prepare = probe, prepare
 
 
 def _heads_drafter(model: MedusaModel, tree: TreeTemplate | None) -> Drafter:

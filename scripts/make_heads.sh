@@ -33,7 +33,7 @@ publish() { # name
 }
 
 # shellcheck disable=SC2086  # DATA may name several files
-train smollm2-135m --data ${DATA:-self} --epochs 4 "$@"
+train smollm2-135m --data ${DATA:-self} --epochs 3 "$@"
 publish smollm2-135m
 
 if [ -n "$DATA" ]; then

@@ -7,6 +7,7 @@ import torch
 from medusa_spec.drafters.base import Drafter, DraftSession
 from medusa_spec.errors import ConfigError
 from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
+from medusa_spec.packed_linear import fast_linear
 from medusa_spec.tree import PathValues, TokenTree, TreeTemplate, best_tree
 
 
@@ -50,7 +51,7 @@ class HeadsDrafter(Drafter):
             )
         self.template = template
         self.values = values
-        self.stacked = StackedMedusaHeads(heads, dtype=dtype, device=device)
+        self.stacked = StackedMedusaHeads(heads, dtype=dtype, device=device, linear=fast_linear)
         self.draft_ids = None if heads.draft_ids is None else heads.draft_ids.to(device)
         self._limited: dict[int, TreeTemplate] = {}
         self._slots: dict[TreeTemplate, torch.Tensor] = {}
