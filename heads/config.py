@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 LMHead = Literal["shared", "own", "low_rank"]
+KINDS = ("medusa",)
 LM_HEADS: tuple[LMHead, ...] = ("shared", "own", "low_rank")
 
 
@@ -40,6 +41,8 @@ class HeadsConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be an integer of 1 or more, got {value!r}")
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}; a later version may know it")
         if self.lm_head not in LM_HEADS:
             raise ValueError(f"lm_head must be one of {', '.join(LM_HEADS)}, got {self.lm_head!r}")
         size = self.draft_vocab_size

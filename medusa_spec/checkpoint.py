@@ -104,6 +104,8 @@ def save_heads(
         CheckpointError: If a tensor is empty or not finite (nothing is written then).
     """
     folder = Path(folder)
+    if config.heads != heads.config:
+        raise CheckpointError(f"config.heads must be that of the heads, {heads.config}, got {config.heads}")
     state = {
         name: (tensor if name == "draft_ids" else tensor.to(dtype)).detach().cpu().contiguous()
         for name, tensor in heads.state_dict().items()

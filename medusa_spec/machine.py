@@ -54,9 +54,9 @@ def peak_memory_mib(device: torch.device) -> float | None:
 class LoadWatch:
     """Counts how many cores other programs kept busy since it was made (or None: unknown)."""
 
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=lambda: time.perf_counter())
     busy: float | None = field(default_factory=lambda: _busy_seconds())
-    own: float = field(default_factory=time.process_time)
+    own: float = field(default_factory=lambda: time.process_time())
 
     def others(self) -> float | None:
         """Cores busy with work that is not this process's, on average since the start."""

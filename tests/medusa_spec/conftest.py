@@ -2,71 +2,36 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GenerationConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    GptOssConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Phi3Config,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen3Config,
-)
+from transformers import GenerationConfig, PreTrainedModel
 
 from medusa_spec.drafters import Drafter, DraftSession
+from medusa_spec.testing import tiny
 from medusa_spec.tree import TokenTree, shape_of
 
 VOCAB = 128
-WINDOW = 6
 
-COMMON = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": VOCAB,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen3": "qwen3",
+    "mistral-window": "mistral",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "gpt2": "gpt2",
+    "gpt-neox": "gpt_neox",
+    "phi3": "phi3",
+    "mixtral": "mixtral",
+    "gpt-oss": "gpt_oss",
 }
-GROUPED = {**COMMON, "num_key_value_heads": 2}
-SLIDING = {**GROUPED, "head_dim": 8, "sliding_window": WINDOW}
-
-ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**GROUPED),
-    "qwen3": lambda: Qwen3Config(**GROUPED, head_dim=8),
-    "mistral-window": lambda: MistralConfig(**SLIDING),
-    "gemma2": lambda: Gemma2Config(**SLIDING, attn_implementation="eager"),
-    "gemma3": lambda: Gemma3TextConfig(**SLIDING),
-    "gpt2": lambda: GPT2Config(
-        n_embd=32, n_layer=2, n_head=4, vocab_size=VOCAB, bos_token_id=1, eos_token_id=None, pad_token_id=0
-    ),
-    "gpt-neox": lambda: GPTNeoXConfig(**COMMON),
-    "phi3": lambda: Phi3Config(**GROUPED),
-    "mixtral": lambda: MixtralConfig(**GROUPED, num_local_experts=4, experts_implementation="eager"),
-    "gpt-oss": lambda: GptOssConfig(
-        **SLIDING, num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager"
-    ),
-}
+"""Names in test ids, and the architecture of `medusa_spec.testing.tiny` that each stands for."""
 
 
-def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    """A random model whose every parameter was moved, so that context, masks and sinks matter."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.15)
+def build(name: str, **arguments: Any) -> PreTrainedModel:
+    """A tiny model whose generation never ends by itself."""
+    model = tiny(ARCHITECTURES[name], **arguments)
     model.generation_config = GenerationConfig(pad_token_id=0, bos_token_id=1)
     return model
 
@@ -74,26 +39,19 @@ def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch
 @pytest.fixture(params=ARCHITECTURES, ids=list(ARCHITECTURES))
 def any_model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """Each architecture in turn."""
-    return build(ARCHITECTURES[request.param]())
+    return build(request.param)
 
 
 @pytest.fixture
 def llama() -> PreTrainedModel:
     """One tiny float64 model, untouched."""
-    return build(ARCHITECTURES["llama"]())
+    return build("llama")
 
 
 @pytest.fixture
 def make_model() -> Callable[..., PreTrainedModel]:
     """`make_model("gpt2", n_positions=32)`: an architecture with other settings."""
-
-    def make(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: object) -> PreTrainedModel:
-        config = ARCHITECTURES[name]()
-        for key, value in overrides.items():
-            setattr(config, key, value)
-        return build(config, seed=seed, dtype=dtype)
-
-    return make
+    return build
 
 
 class ScriptedDrafter(Drafter):
