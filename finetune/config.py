@@ -49,6 +49,7 @@ class FinetuneConfig:
         device: Where the target and the training run; None takes a GPU if there is one.
         batch_tokens: Tokens, padding included, per pass of the target.
         shard_positions: Positions per shard of the store: what a kill of the states stage can cost.
+        states_from: Folder of another run on the same target: conversations that it has read are not read again.
         reverse: Read the states from the last shard backwards: a second process beside a first one, until they meet.
         tree_width: Ranks per head that calibration counts.
         max_tree_size: Largest tree considered, in draft nodes.
@@ -89,6 +90,7 @@ class FinetuneConfig:
     device: str | None = None
     batch_tokens: int = 2048
     shard_positions: int = 16384
+    states_from: str | None = None
     reverse: bool = False
     tree_width: int = 12
     max_tree_size: int = 63

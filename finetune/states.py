@@ -13,9 +13,10 @@ from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.files import write_json
+from medusa_spec.finetune.reuse import KnownStates
 from medusa_spec.finetune.store import make_targets, read_shard, shard_path, wanted_positions, write_shard
 from medusa_spec.finetune.target import compute_dtype
-from medusa_spec.finetune.tokens import TokenData
+from medusa_spec.finetune.tokens import Conversation, TokenData
 
 STORED_DTYPE = torch.bfloat16
 """Half the disk; heads are trained in float32 from it, and in decoding they see a rounded h as well."""
@@ -58,13 +59,16 @@ class ShardPlan:
 
 def settings(config: FinetuneConfig) -> dict[str, Any]:
     """What the stage's result depends on."""
-    return {
+    wanted = {
         "data": stages.read_done(Path(config.output), "data")["hash"],
         "num_heads": config.num_heads,
         "dtype": str(compute_dtype(config)),
         "batch_tokens": config.batch_tokens,
         "shard_positions": config.shard_positions,
     }
+    if config.states_from is not None:
+        wanted["states_from"] = stages.read_done(Path(config.states_from), "states")["hash"]
+    return wanted
 
 
 def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
@@ -85,6 +89,7 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
         return dict(stages.read_done(output, "states")["result"])
     folder = output / "states"
     folder.mkdir(exist_ok=True)
+    known = None if config.states_from is None else KnownStates(config)
     data = {split: TokenData(output / "data", split) for split in SPLITS}
     plans = {split: plan_shards(data[split], config) for split in SPLITS}
     total = sum(sum(data[split].lengths()) for split in SPLITS)
@@ -95,9 +100,9 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
             if _complete(path, plan):
                 bar.update(sum(len(data[split][c].input_ids) for batch in plan.batches for c in batch))
             else:
-                extract_shard(path, plan, data[split], target.backbone, config.num_heads, bar)
+                extract_shard(path, plan, data[split], target, config.num_heads, bar, known)
     manifest = {
-        "hidden_size": target.backbone.hidden_size,
+        "hidden_size": read_shard(shard_path(folder, "train", 0))["h"].shape[1],
         "num_heads": config.num_heads,
         "splits": {split: [plan.positions for plan in plans[split]] for split in SPLITS},
         "settings": wanted,
@@ -129,25 +134,46 @@ def plan_shards(data: TokenData, config: FinetuneConfig) -> list[ShardPlan]:
 
 
 def extract_shard(
-    path: Path, plan: ShardPlan, data: TokenData, target: HiddenStates, num_heads: int, bar: "tqdm[Any]"
+    path: Path,
+    plan: ShardPlan,
+    data: TokenData,
+    target: HasBackbone,
+    num_heads: int,
+    bar: "tqdm[Any]",
+    known: KnownStates | None = None,
 ) -> None:
-    """Reads the target's states for one shard and writes it."""
+    """Reads the target's states for one shard, or takes those that are known, and writes it."""
     parts: list[tuple[torch.Tensor, ...]] = []
-    for batch in plan.batches:
+    for whole in plan.batches:
         began = time.perf_counter()
+        tokens = sum(len(data[number].input_ids) for number in whole)
+        batch = [number for number in whole if not _take_known(known, number, data[number], parts)]
         conversations = [data[number] for number in batch]
+        if not batch:
+            bar.update(tokens)
+            continue
         ids = torch.nn.utils.rnn.pad_sequence([c.input_ids.long() for c in conversations], batch_first=True)
         # Padding stands on the right, where no real token of a causal model sees it: no mask is needed.
-        states = target.hidden_states(ids.to(target.device), None).to("cpu", STORED_DTYPE)
+        states = target.backbone.hidden_states(ids.to(target.backbone.device), None).to("cpu", STORED_DTYPE)
         for row, (number, conversation) in enumerate(zip(batch, conversations, strict=True)):
             targets = make_targets(conversation.input_ids, conversation.mask, num_heads)
             wanted = wanted_positions(targets)
             numbers = torch.full((len(wanted),), number, dtype=torch.int32)
             parts.append((states[row, wanted], targets[wanted], numbers, wanted.to(torch.int32)))
-        tokens = sum(len(c.input_ids) for c in conversations)
         bar.update(tokens)
         bar.set_postfix_str(f"{tokens / (time.perf_counter() - began):.0f} tok/s in this pass")
     write_shard(path, *(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _take_known(
+    known: KnownStates | None, number: int, conversation: Conversation, parts: list[tuple[torch.Tensor, ...]]
+) -> bool:
+    """Adds a conversation's known states to `parts`; false if there are none."""
+    found = None if known is None else known.find(conversation)
+    if found is not None:
+        h, targets, positions = found
+        parts.append((h, targets, torch.full((len(h),), number, dtype=torch.int32), positions))
+    return found is not None
 
 
 def _kept(data: TokenData, number: int, num_heads: int) -> int:

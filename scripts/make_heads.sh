@@ -38,7 +38,7 @@ publish smollm2-135m
 
 if [ -n "$DATA" ]; then
     # shellcheck disable=SC2086
-    train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" \
+    train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" --states-from "$RUNS/smollm2-135m" \
         --init-from "$RUNS/smollm2-135m/heads" --epochs 2 --learning-rate 5e-4 "$@"
     publish smollm2-135m-gsm8k
 fi

@@ -174,6 +174,9 @@ def finetune(
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens per pass of the target; lower it when memory is short.")
     ] = None,
+    states_from: Annotated[
+        str | None, typer.Option(help="Another run's folder, whose conversations are not read again.")
+    ] = None,
     report_prompts: Annotated[int | None, typer.Option(help="Held-out prompts that the report decodes.")] = None,
     self_conversations: Annotated[
         int | None, typer.Option(help="Conversations that the model writes for --data self.")
@@ -204,6 +207,7 @@ def finetune(
         "rank": rank,
         "tree_size": tree_size,
         "batch_tokens": batch_tokens,
+        "states_from": states_from,
         "report_prompts": report_prompts,
         "self_conversations": self_conversations,
     }
