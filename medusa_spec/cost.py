@@ -1,7 +1,7 @@
 """What a pass costs on this machine, and the tree size that pays. Knows times and expected gains, no heads."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 import torch
@@ -33,25 +33,31 @@ def measure_pass_times(
     Returns:
         Seconds by N.
     """
-    cache = SlabCache(backbone.config)
-    ids = (torch.arange(prefix, device=backbone.device) % backbone.vocab_size).unsqueeze(0)
-    backbone.forward(ids, last_only=True, cache=cache)
-    cache.seal(max(sizes))
+    timers = {size: pass_timer(backbone, size, prefix) for size in sizes}
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for lap in range(repeats + 1):
-        for size in sizes:
+        for size, run in timers.items():
             began = perf_counter()
-            _pass(backbone, cache, _bush(size))
+            run()
             if lap:
                 seconds[size].append(perf_counter() - began)
     return {size: statistics.median(times) for size, times in seconds.items()}
 
 
-def _pass(backbone: Backbone, cache: SlabCache, shape: TreeShape) -> None:
-    ids = torch.zeros(1, shape.size, dtype=torch.long, device=backbone.device)
-    cache.make_room(shape.size)
-    logits = backbone.verify(ids, TreePass(shape=shape, cache=cache, device=backbone.device)).logits
-    logits[0].float().argmax(-1).tolist()  # the choice at every node belongs to the pass, and waits for the device
+def pass_timer(backbone: Backbone, size: int, prefix: int) -> Callable[[], None]:
+    """A function that makes one verify pass of `size` nodes behind `prefix` tokens, choice at every node included."""
+    cache = SlabCache(backbone.config)
+    prompt = (torch.arange(prefix, device=backbone.device) % backbone.vocab_size).unsqueeze(0)
+    backbone.forward(prompt, last_only=True, cache=cache)
+    cache.seal(size)
+    shape, ids = _bush(size), torch.zeros(1, size, dtype=torch.long, device=backbone.device)
+
+    def run() -> None:
+        cache.make_room(size)
+        logits = backbone.verify(ids, TreePass(shape=shape, cache=cache, device=backbone.device)).logits
+        logits[0].float().argmax(-1).tolist()  # waits for the device as well
+
+    return run
 
 
 def _bush(size: int) -> TreeShape:

@@ -6,13 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medusa_spec import packed_linear
-from medusa_spec.packed_linear import PackedLinear, fast_linear, pack, unpack
+from medusa_spec.native.build import library
+from medusa_spec.packed_linear import PackedLinear, available, fast_linear, pack, unpack
 
 
 def reference(x, weight, bias):
     """In float64, rounded once."""
     out = x.double() @ weight.double().T
     return (out if bias is None else out + bias.double()).bfloat16()
+
+
+pytestmark = pytest.mark.skipif(not available(), reason=f"no kernel on this machine: {library().reason}")
 
 
 @given(outputs=st.integers(1, 140), inputs=st.integers(1, 70), seed=st.integers(0, 99))

@@ -11,8 +11,12 @@ from transformers import AutoModelForCausalLM
 from medusa_spec import MedusaModel
 from medusa_spec import prepare as prepare_module
 from medusa_spec.excuse import explain
+from medusa_spec.native.build import library
 from medusa_spec.packed_layer import FrozenPackedLinear, KeptDenseLinear
+from medusa_spec.packed_linear import available
 from medusa_spec.prepare import prepare
+
+pytestmark = pytest.mark.skipif(not available(), reason=f"no kernel on this machine: {library().reason}")
 
 
 @pytest.fixture(autouse=True)
