@@ -10,7 +10,7 @@ import torch
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import save_heads
 from medusa_spec.config import MedusaConfig
-from medusa_spec.cost import best_size, measure_pass_times
+from medusa_spec.cost import SIZES, best_size, measure_pass_times
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.ranks import accuracy, complete_rows, measure_ranks
@@ -19,6 +19,8 @@ from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
+from medusa_spec.packed_linear import fast_linear
+from medusa_spec.prepare import prepare
 from medusa_spec.tree import PathValues, best_tree, count_paths, expected_accepted
 
 PREFIX = 256
@@ -99,15 +101,19 @@ def choose_size(expected: list[float], heads: MedusaHeads, backbone: Backbone) -
     Returns:
         Draft nodes, and seconds by N.
     """
-    sizes = [1, *(size + 1 for size in SHOWN_SIZES if size < len(expected))]
-    times = measure_pass_times(backbone, sizes, PREFIX)
+    sizes = [size for size in SIZES if size <= len(expected)]
+    prepared = prepare(backbone.model, backbone.lm_head)  # as it will be when it decodes
+    try:
+        times = measure_pass_times(backbone, sizes, PREFIX)
+    finally:
+        prepared.undo()
     return best_size(expected, times, extra=draft_seconds(heads, backbone)), times
 
 
 def draft_seconds(heads: MedusaHeads, backbone: Backbone, *, width: int = 10, repeats: int = 20) -> float:
     """Median seconds of one draft: all heads on one h, and their first `width` guesses on the host."""
     device = heads.projection.weight.device
-    stacked = StackedMedusaHeads(heads, dtype=backbone.dtype, device=device)
+    stacked = StackedMedusaHeads(heads, dtype=backbone.dtype, device=device, linear=fast_linear)
     h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=device)
     seconds = []
     for _ in range(repeats):
