@@ -19,10 +19,11 @@ typedef uint32_t words __attribute__((vector_size(64)));
 
 #define OUTPUTS 32
 #ifdef __AVX512F__
-#define ROWS 8 /* rows at once: 16 accumulators of 64 bytes */
+#define ROWS 12 /* rows at once: 24 accumulators of 64 bytes, of 32 registers */
 #else
 #define ROWS 4
 #endif
+#define AHEAD 64 /* inputs ahead of the one in use, 4 KB: the memory is read while the registers multiply */
 
 static inline float widen(uint16_t value) {
     uint32_t bits = (uint32_t)value << 16;
@@ -46,6 +47,7 @@ static inline __attribute__((always_inline)) void tile(const int R, const float 
     for (long k = 0; k < inputs; k++) {
         words packed;
         memcpy(&packed, w + k * OUTPUTS, 64);
+        __builtin_prefetch(w + (k + AHEAD) * OUTPUTS, 0, 3); /* never faults, past the end neither */
         const floats low = (floats)(packed << 16), high = (floats)(packed & 0xffff0000u);
         for (int r = 0; r < R; r++) {
             const float value = x[r * inputs + k];
@@ -74,17 +76,18 @@ void bf16_linear(const uint16_t *x, const uint16_t *w, const float *bias, uint16
                  long inputs, long outputs, int threads) {
     for (long i = 0; i < rows * inputs; i++) scratch[i] = widen(x[i]);
     const long blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
+    const long groups = (rows + ROWS - 1) / ROWS, size = (rows + groups - 1) / groups; /* 16 rows as 8 + 8 */
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (long n = 0; n < blocks; n++) {
         const uint16_t *block = w + n * inputs * OUTPUTS;
         floats even[ROWS], odd[ROWS];
-        for (long r = 0; r < rows; r += ROWS) {
-            const int some = rows - r < ROWS ? (int)(rows - r) : ROWS;
+        for (long r = 0; r < rows; r += size) {
+            const int some = (int)(rows - r < size ? rows - r : size);
             const float *in = scratch + r * inputs;
             switch (some) {
                 CASE(1) CASE(2) CASE(3) CASE(4)
 #if ROWS > 4
-                CASE(5) CASE(6) CASE(7) CASE(8)
+                CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
             }
             store(even, odd, some, bias, y + r * outputs, outputs, n * OUTPUTS);
