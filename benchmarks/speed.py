@@ -9,7 +9,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from medusa_spec.cli.bench import bench, write_atomically
+from medusa_spec.cli.bench import bench
+from medusa_spec.files import write_text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(comparison.table(), end="\n\n")
     print(comparison.to_json())
     if file is not None:
-        write_atomically(file, comparison.to_json() + "\n")
+        write_text(file, comparison.to_json() + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -67,7 +67,7 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         base_revision=config.revision,
         lm_head_hash=target.backbone.lm_head_hash(),
         chat_template_hash=stages.read_done(output, "data")["result"]["chat_template_hash"],
-        tree=best_tree(values, size) if size else None,
+        tree=best_tree(values, size),  # of no nodes where plain decoding is the fastest
         values=values,
         training=training_record(config, result),
     )

@@ -54,12 +54,7 @@ def render(record: Record, tokenizer: PreTrainedTokenizerBase, eos_ids: frozense
     if record.text is not None:
         ids = list(tokenizer(record.text)["input_ids"])
         return Rendered(input_ids=ids, mask=[True] * len(ids))
-    if tokenizer.chat_template is None:
-        ids, spans = _plain(record.messages, tokenizer)
-    elif has_generation_marks(tokenizer):
-        ids, spans = _marked(record.messages, tokenizer)
-    else:
-        ids, spans = _differenced(record.messages, tokenizer)
+    ids, spans = _lay_out(record, tokenizer)
     spans = [_end_of_turn(ids, span, tokenizer, eos_ids) for span in spans]
     if not record.finished and spans and spans[-1][1] > spans[-1][0]:
         # A cut answer did not end: the template's end of turn was not the target's choice.
@@ -70,6 +65,19 @@ def render(record: Record, tokenizer: PreTrainedTokenizerBase, eos_ids: frozense
         mask[start:end] = [True] * (end - start)
     _check(record, mask)
     return Rendered(input_ids=ids, mask=mask)
+
+
+def _lay_out(record: Record, tokenizer: PreTrainedTokenizerBase) -> "tuple[list[int], list[Span]]":
+    """Ids, and where the answers stand in them."""
+    if tokenizer.chat_template is None:
+        return _plain(record, tokenizer)
+    try:
+        return (_marked if has_generation_marks(tokenizer) else _differenced)(record.messages, tokenizer)
+    except Exception as error:  # a template is a program, and may fail in any way
+        raise DataError(
+            f"{record.place}: the chat template cannot render this conversation ({type(error).__name__}: {error}); "
+            "leave it out, or change it or the template"
+        ) from error
 
 
 def _check(record: Record, mask: list[bool]) -> None:
@@ -88,17 +96,18 @@ def _check(record: Record, mask: list[bool]) -> None:
 Span = tuple[int, int]
 
 
-def _plain(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[Span]]:
+def _plain(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[Span]]:
     """Without a template only prompt + completion can be laid out: the texts one after the other, then EOS."""
+    messages = record.messages
     if len(messages) != 2 or messages[0]["role"] != "user":
         raise DataError(
-            "the tokenizer must have a chat template to lay out `messages`, but it has none; use `prompt` and "
-            "`completion`, or `text`, or set tokenizer.chat_template"
+            f"{record.place}: the tokenizer must have a chat template to lay out `messages`, but it has none; use "
+            "`prompt` and `completion`, or `text`, or set tokenizer.chat_template"
         )
     before = list(tokenizer(messages[0]["content"])["input_ids"])
     ids = list(tokenizer(messages[0]["content"] + messages[1]["content"])["input_ids"])
     start = _common(before, ids)
-    if tokenizer.eos_token_id is not None and ids[-1] != tokenizer.eos_token_id:
+    if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
         ids.append(tokenizer.eos_token_id)
     return ids, [(start, len(ids))]
 

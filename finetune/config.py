@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.heads import HeadsConfig
+from medusa_spec.heads.config import LM_HEADS, HeadsConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 SELF = "self"
@@ -12,7 +12,7 @@ SELF = "self"
 
 _AT_LEAST_ONE = (
     "max_length num_heads num_layers rank epochs batch_positions shard_positions batch_tokens save_steps "
-    "tree_width max_tree_size self_conversations self_new_tokens report_new_tokens"
+    "tree_width max_tree_size self_conversations self_new_tokens report_prompts report_new_tokens"
 )
 
 
@@ -113,6 +113,14 @@ class FinetuneConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
+        for name, least in (("draft_vocab_size", 1), ("tree_size", 0)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise ConfigError(f"{name} must be an integer of {least} or more, or None, got {value!r}")
+        if self.lm_head not in LM_HEADS:
+            raise ConfigError(f"lm_head must be one of {', '.join(LM_HEADS)}, got {self.lm_head!r}")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must be an integer in 0..{2**32 - 1}, got {self.seed!r}")
         if not 0 < self.held_out < 1:
             raise ConfigError(f"held_out must be a share between 0 and 1, got {self.held_out}")
         if not self.learning_rate > 0:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from medusa_spec.errors import DataError
+from medusa_spec.files import write_json
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.chat import chat_template_hash, has_generation_marks, render
 from medusa_spec.finetune.config import SELF, FinetuneConfig
-from medusa_spec.finetune.files import write_json
 from medusa_spec.finetune.records import Message, Record, fingerprint, read_records
 from medusa_spec.finetune.tokens import TokenWriter
 

@@ -3,10 +3,11 @@
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from medusa_spec.errors import DataError
 
@@ -88,12 +89,12 @@ def parse_record(value: Any, place: str) -> Record:
     if value.get("messages") is not None:
         return Record(messages=_messages(value["messages"], place), **common)
     if value.get("prompt") is not None and value.get("completion") is not None:
-        turns = _as_turns(value["prompt"], "user") + _as_turns(value["completion"], "assistant")
+        turns = _as_turns(value["prompt"], "user", place) + _as_turns(value["completion"], "assistant", place)
         return Record(messages=_messages(turns, place), **common)
     if isinstance(value.get("text"), str):
         if not value["text"]:
             raise DataError(f"{place}: text must not be empty")
-        return Record(text=value["text"], **common)
+        return Record(text=_checked(value["text"], "text", place), **common)
     raise DataError(
         f"{place}: a record must have `messages`, `prompt` and `completion`, or `text`; got the keys {sorted(value)}"
     )
@@ -106,15 +107,17 @@ def _optional_text(value: dict[str, Any], key: str, place: str) -> str | None:
     return text
 
 
-def _as_turns(value: Any, role: str) -> list[Any]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else list(value)
+def _as_turns(value: Any, role: str, place: str) -> list[Any]:
+    if not isinstance(value, (str, list)):
+        raise DataError(f"{place}: prompt and completion must be texts or lists of turns, got {type(value).__name__}")
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
 def _messages(turns: Any, place: str) -> tuple[Message, ...]:
     if not isinstance(turns, list) or not turns:
         raise DataError(f"{place}: messages must be a non-empty list of turns, got {turns!r}")
     for index, turn in enumerate(turns):
-        if not isinstance(turn, dict) or "role" not in turn or "content" not in turn:
+        if not isinstance(turn, dict) or "role" not in turn or not {"content", "tool_calls"} & set(turn):
             raise DataError(f"{place}: turn {index} must have `role` and `content`, got {turn!r}")
         if turn["role"] not in ROLES:
             raise DataError(f"{place}: turn {index} must have a role of {', '.join(ROLES)}, got {turn['role']!r}")
@@ -123,31 +126,64 @@ def _messages(turns: Any, place: str) -> tuple[Message, ...]:
             f"{place}: messages must hold an assistant turn, since heads learn from answers; got only "
             f"{sorted({turn['role'] for turn in turns})}"
         )
-    return tuple(dict(turn) for turn in turns)
+    return tuple({**turn, "content": _content(turn, f"{place}: turn {index}")} for index, turn in enumerate(turns))
+
+
+def _content(turn: Message, place: str) -> str:
+    """The words of a turn: templates would print None or a list of parts as Python does, and heads would learn that."""
+    content = turn.get("content")
+    if content is None:  # the turn only calls tools
+        return ""
+    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise DataError(f"{place}: content must be a text or a list of parts with `text`, got {content!r:.80}")
+    return _checked(content, "content", place)
+
+
+def _checked(text: str, name: str, place: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{place}: {name} must be text that UTF-8 can hold ({error}); remove that character") from error
+    return text
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    number = 0
     with opened as file:
-        for number, line in enumerate(file, start=1):
+        while line := _next_line(path, file):
+            number += 1
             if not line.strip():
                 continue
             try:
-                yield f"{path}:{number}", json.loads(line)
-            except json.JSONDecodeError as error:
+                yield f"{path}:{number}", json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
                 raise DataError(
-                    f"{path}:{number}: a line must be one JSON object, got {line[:60]!r} ({error.msg})"
+                    f"{path}:{number}: a line must be one JSON object in UTF-8, got {line[:60]!r} ({error})"
                 ) from error
+
+
+def _next_line(path: Path, file: IO[bytes]) -> bytes:
+    try:
+        return file.readline()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; restore the file") from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet  # comes with `datasets`
 
     row = 0
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+    try:
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}; restore the file") from error
+    for batch in batches:
         for value in batch.to_pylist():
             row += 1
             yield f"{path}:{row}", value

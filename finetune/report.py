@@ -7,10 +7,10 @@ from typing import Any
 
 from medusa_spec.checkpoint import CARD_NAME, read_config, save_heads
 from medusa_spec.comparison import Comparison
+from medusa_spec.files import read_json, write_json, write_text
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import held_out_prompts
-from medusa_spec.finetune.files import read_json, write_json, write_text
 from medusa_spec.finetune.model_card import model_card
 from medusa_spec.finetune.plots import draw_plots
 from medusa_spec.finetune.report_text import report_text
@@ -18,7 +18,7 @@ from medusa_spec.finetune.target import Target, load_model
 from medusa_spec.finetune.train import load_trained
 from medusa_spec.measure import compare
 from medusa_spec.model import MedusaModel
-from medusa_spec.prompts import Prompt
+from medusa_spec.prompts import Prompt, encode
 
 LOOP_WINDOW = 64
 LOOP_GRAM = 8
@@ -68,6 +68,10 @@ def decode(config: FinetuneConfig, target: Target) -> Comparison:
     ]
     model = target.for_decoding()
     wrapped = MedusaModel(model, Path(config.output) / "heads")
+    room = wrapped.backbone.max_length
+    if room is not None:  # learnt positions end: what does not fit cannot be decoded
+        room -= config.report_new_tokens
+        prompts = [p for p in prompts if encode(target.tokenizer, p.messages)["input_ids"].shape[1] <= room]
     try:
         return compare(
             wrapped,

@@ -11,9 +11,9 @@ import torch
 from tqdm import tqdm
 
 from medusa_spec.errors import DataError
+from medusa_spec.files import write_text
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import SELF, FinetuneConfig
-from medusa_spec.finetune.files import write_text
 from medusa_spec.finetune.target import Target
 
 BATCH = 16
@@ -54,9 +54,9 @@ def run_self(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         if not path.exists():
             torch.manual_seed(config.seed * 1_000_003 + number)
             write_text(path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in _batch(config, target, opening)))
-    lines = [
-        line for n in range(shards) for line in (folder / f"{n:05d}.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    # Split at line feeds alone: JSON leaves other separators of lines, U+2028 for one, as they are.
+    shard_texts = [(folder / f"{number:05d}.jsonl").read_text(encoding="utf-8") for number in range(shards)]
+    lines = [line for text in shard_texts for line in text.split("\n") if line]
     unique = list({json.loads(line)["messages"][0]["content"]: line for line in reversed(lines)}.values())[::-1]
     if not unique:
         raise DataError(f"the model {config.model!r} wrote no prompt that ends by itself; give data instead")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.finetune.files import read_json, write_json
+from medusa_spec.files import read_json, write_json
 
 
 def settings_hash(settings: dict[str, Any]) -> str:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
+from medusa_spec.files import write_json
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
-from medusa_spec.finetune.files import write_json
 from medusa_spec.finetune.reuse import KnownStates
 from medusa_spec.finetune.store import make_targets, read_shard, shard_path, wanted_positions, write_shard
 from medusa_spec.finetune.target import compute_dtype

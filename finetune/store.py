@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from medusa_spec.errors import CheckpointError
-from medusa_spec.finetune.files import read_json, write_tensors
+from medusa_spec.files import read_json, write_tensors
 
 UNTRAINED = -100
 

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from medusa_spec.backbone import Backbone
+from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.finetune.config import FinetuneConfig
 
 TORCH_DTYPES = {
@@ -21,7 +22,12 @@ _NATIVE_BF16 = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 def compute_device(config: FinetuneConfig) -> torch.device:
     """The device asked for, else a GPU if there is one."""
-    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch that was built without it
+        raise ConfigError(f"device must be one that torch finds here, got {config.device!r}: {error}") from error
+    return device
 
 
 def compute_dtype(config: FinetuneConfig) -> torch.dtype:
@@ -61,7 +67,12 @@ class Target:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
-        return AutoTokenizer.from_pretrained(self.config.model, revision=self.config.revision)
+        try:
+            return AutoTokenizer.from_pretrained(self.config.model, revision=self.config.revision)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"model must be a folder or hub id of a model with its tokenizer, got {self.config.model!r}: {error}"
+            ) from error
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 from medusa_spec.errors import DataError
-from medusa_spec.finetune.files import read_json, write_tensors
+from medusa_spec.files import read_json, write_tensors
 
 SHARD_TOKENS = 1 << 23
 
@@ -78,8 +78,12 @@ class TokenData:
         self.shards: list[dict[str, torch.Tensor]] = []
         self.index: list[tuple[int, int]] = []
         for number in range(counts["shards"]):
-            with safe_open(folder / f"{split}-{number:05d}.safetensors", framework="pt") as file:
-                shard = {key: file.get_tensor(key) for key in ("input_ids", "mask", "offsets")}
+            path = folder / f"{split}-{number:05d}.safetensors"
+            try:
+                with safe_open(path, framework="pt") as file:
+                    shard = {key: file.get_tensor(key) for key in ("input_ids", "mask", "offsets")}
+            except Exception as error:
+                raise DataError(f"{path} cannot be read ({error}); run the data stage again") from error
             self.index += [(number, row) for row in range(len(shard["offsets"]) - 1)]
             self.shards.append(shard)
         if len(self.index) != counts["conversations"]:

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from medusa_spec.backbone import Backbone
-from medusa_spec.checkpoint import WEIGHTS_NAME, heads_folder, load_heads
+from medusa_spec.checkpoint import WEIGHTS_NAME, heads_folder, load_heads, read_weights
 from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
+from medusa_spec.files import write_json, write_tensors
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.files import write_json, write_tensors
 from medusa_spec.finetune.records import fingerprint
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
@@ -141,7 +141,7 @@ def load_trained(config: FinetuneConfig, backbone: Backbone) -> MedusaHeads:
     """The heads of a finished train stage, in float32 but rounded to bfloat16, as they will be used."""
     output = Path(config.output)
     sizes = HeadsConfig.from_dict(stages.read_done(output, "train")["result"]["heads"])
-    state = load_file(output / "train" / WEIGHTS_NAME)
+    state = read_weights(output / "train" / WEIGHTS_NAME)
     rounded = {
         key: tensor if key == "draft_ids" else tensor.to(torch.bfloat16).float() for key, tensor in state.items()
     }

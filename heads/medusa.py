@@ -1,5 +1,7 @@
 """Medusa heads: K parallel guesses from one hidden state. Knows tensors, not the model they come from."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -83,6 +85,12 @@ class MedusaHeads(nn.Module):
         self.projection = projection
         self.heads = nn.ModuleList(MedusaHead(config, projection) for _ in range(config.num_heads))
         self.register_buffer("draft_ids", draft_ids)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "MedusaHeads":
+        """Takes the projection along when the heads are cast or moved: it is no parameter of theirs."""
+        super()._apply(fn, recurse)
+        self.projection = self.projection.map(fn)
+        return self
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         """Draft logits of every head.

@@ -1,6 +1,7 @@
 """The target's LM head, frozen, restricted to the draft vocabulary. Knows a matrix, not the model it is from."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,7 +42,10 @@ class Projection:
         bias = None if self.bias is None else self.bias[ids].contiguous()
         return Projection(weight=self.weight[ids].contiguous(), bias=bias, scale=self.scale, softcap=self.softcap)
 
-    def to(self, dtype: torch.dtype) -> "Projection":
-        """The same projection in another dtype (training in float32 beside a bf16 target)."""
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return Projection(weight=self.weight.to(dtype), bias=bias, scale=self.scale, softcap=self.softcap)
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Projection":
+        """The same projection in another dtype (training in float32 beside a bf16 target), on another device."""
+        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Projection":
+        """The same projection with each of its tensors changed."""
+        return replace(self, weight=change(self.weight), bias=None if self.bias is None else change(self.bias))

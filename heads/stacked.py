@@ -38,7 +38,8 @@ class StackedMedusaHeads:
     ) -> None:
         config = heads.config
         self.num_heads, self.hidden_size = config.num_heads, config.hidden_size
-        self.projection = heads.projection.to(dtype)
+        self.dtype, self.device = dtype, device
+        self.projection = heads.projection.to(dtype, device)
 
         def stack(tensors: list[torch.Tensor]) -> torch.Tensor:
             return torch.stack([t.detach() for t in tensors]).to(device=device, dtype=dtype).contiguous()

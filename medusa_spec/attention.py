@@ -95,9 +95,9 @@ class TreePass:
         """A mask of four dimensions that says nothing: [1, 1, 1, 1]."""
         return torch.zeros(1, 1, 1, 1, device=self.device)
 
-    def to(self, device: torch.device) -> "TreePass":
+    def to(self, device: torch.device | None) -> "TreePass":
         """The same pass for layers on another device; called by accelerate's hooks on sharded models."""
-        if device == self.device:
+        if device is None or torch.device(device) == self.device:  # None: a hook that moves nothing
             return self
         return replace(self, device=torch.device(device))  # what was worked out for other layers goes along
 

@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from accelerate.utils import align_module_device
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 
 from medusa_spec.attention import TreePass, tree_attention
-from medusa_spec.errors import AttachError, UnsupportedError
+from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection
 
 PREFIX = "medusa_spec."
@@ -23,6 +27,9 @@ TREE_ARGUMENT = "medusa_tree_pass"
 
 _capture: ContextVar[list[torch.Tensor] | None] = ContextVar("medusa_spec_capture", default=None)
 """Where the LM head's input of *this* context's forward goes; other threads' forwards see None."""
+
+_attached_heads: WeakSet[nn.Module] = WeakSet()
+"""LM heads of attached models. A deep copy of such a model brings the hook along without being one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,20 +72,36 @@ class Backbone:
                 f"{type(self.model).__name__}.forward takes no position_ids, which a tree needs (its nodes' positions "
                 "are not their places in the row); use the model without medusa-spec"
             )
-        if _capture_input in self.lm_head._forward_pre_hooks.values():
+        if self.lm_head in _attached_heads:
             raise AttachError(
                 f"this {type(self.model).__name__} is already wrapped; use the MedusaModel that wraps it, or call its "
                 "detach() first"
             )
         self._originals = _attach(self.model)
+        for key, hook in list(self.lm_head._forward_pre_hooks.items()):
+            if hook is _capture_input:
+                del self.lm_head._forward_pre_hooks[key]  # a deep copy of an attached model was given
         self._hook = self.lm_head.register_forward_pre_hook(_capture_input)
+        _attached_heads.add(self.lm_head)
         self.adapters = adapter_state(self.model)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """For copies, and for pickles read in another process, where nothing is registered yet."""
+        self.__dict__.update(state)
+        for _, original in self._originals:
+            _register(original)
+        if self.attached:
+            _attached_heads.add(self.lm_head)
 
     @property
     def device(self) -> torch.device:
         """Where input ids go: the device of the input embeddings."""
-        embeddings: Any = self.model.get_input_embeddings()
-        return embeddings.weight.device
+        return _runs_on(self.model.get_input_embeddings())
+
+    @property
+    def head_device(self) -> torch.device:
+        """Where h is: the device of the LM head."""
+        return _runs_on(self.lm_head)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -95,10 +118,17 @@ class Backbone:
         """H, the width of h."""
         return getattr(self.lm_head, "in_features", None) or self.config.hidden_size
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """V, the number of logits."""
-        return self.config.vocab_size
+        """V, the number of logits: models may cut the LM head's rows, or have more of them than the config says."""
+        if getattr(self.lm_head, "out_features", None) in (None, self.config.vocab_size):
+            return self.config.vocab_size
+        return self.forward(torch.zeros(1, 1, dtype=torch.long, device=self.device)).logits.shape[-1]
+
+    @property
+    def ids_below(self) -> int:
+        """Number of ids that have an input embedding."""
+        return getattr(self.model.get_input_embeddings(), "num_embeddings", None) or self.vocab_size
 
     def deepest(self, length: int) -> int | None:
         """How deep a tree may be behind `length` prefix tokens; None for no bound.
@@ -115,8 +145,38 @@ class Backbone:
                 if length < edge:
                     return edge - 1 - length
                 return 0 if kind == "dynamic" else None
-        bound = getattr(config, "max_position_embeddings", None)
-        return None if rope or bound is None else max(0, bound - 1 - length)
+        bound = self.max_length
+        return None if bound is None else max(0, bound - 1 - length)
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest text that learnt positions allow; None where positions are computed."""
+        rotary = getattr(self.config, "rope_parameters", None)
+        return None if rotary else getattr(self.config, "max_position_embeddings", None)
+
+    def reads_anew(self, ids: torch.Tensor, cache: Cache) -> bool:
+        """Whether plain generation would drop its cache now and read the whole text again.
+
+        Phi-3 does so once, where the text grows past the length at which its rotary factors change. The model's own
+        `prepare_inputs_for_generation` is asked.
+
+        Args:
+            ids: The whole text so far [1, T], without padding.
+            cache: Holds a part of it.
+        """
+        edge = self._longrope_edge
+        if edge is None or not 0 < cache.get_seq_length() <= edge < ids.shape[1]:
+            return False
+        prepare: Any = self.model.prepare_inputs_for_generation
+        inputs = prepare(ids, next_sequence_length=1, use_cache=True, **{self._cache_argument: cache})
+        return inputs.get(self._cache_argument) is None
+
+    @property
+    def _longrope_edge(self) -> int | None:
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        if rope.get("rope_type") != "longrope":
+            return None
+        return rope.get("original_max_position_embeddings") or self.config.max_position_embeddings
 
     @property
     def attached(self) -> bool:
@@ -129,6 +189,7 @@ class Backbone:
             config._attn_implementation_internal = original
         self._originals = []
         self._hook.remove()
+        _attached_heads.discard(self.lm_head)
 
     def check_unchanged(self) -> None:
         """Raises AttachError if an adapter was added, switched, merged or disabled since the attach."""
@@ -139,6 +200,11 @@ class Backbone:
                 "the attention implementation of the target was changed since it was wrapped (by "
                 "set_attn_implementation, or through a config that it shares with another model); detach() it and wrap "
                 "it again"
+            )
+        if self.model.get_output_embeddings() is not self.lm_head and adapter_state(self.model) == self.adapters:
+            raise AttachError(
+                "the LM head of the target was exchanged since it was wrapped (by resize_token_embeddings, perhaps); "
+                "detach() it and wrap it again"
             )
         if adapter_state(self.model) != self.adapters:
             raise AttachError(
@@ -165,7 +231,7 @@ class Backbone:
             kwargs["logits_to_keep"] = 1 if last_only else 0
         with _capturing() as captured:
             logits = self.model(input_ids=input_ids, return_dict=True, **kwargs).logits
-        h = captured[-1]
+        h = self._last(captured)
         if last_only:
             logits, h = logits[:, -1:], h[:, -1:]
         return TargetOutput(logits=logits, h=h)
@@ -200,20 +266,38 @@ class Backbone:
 
         Returns:
             h [B, T, H] in the model's dtype.
+
+        Raises:
+            ConfigError: If the text is longer than the model's learnt positions.
         """
+        if self.max_length is not None and input_ids.shape[1] > self.max_length:
+            raise ConfigError(
+                f"max_length must be at most {self.max_length}, where the learnt positions of "
+                f"{type(self.model).__name__} end, got a text of {input_ids.shape[1]} tokens"
+            )
         kwargs: dict[str, Any] = {"logits_to_keep": 0} if self._keeps_logits else {}
         with _capturing(cut=True) as captured:
             try:
                 self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **kwargs)
             except _CutError:
                 pass
+        return self._last(captured)
+
+    def _last(self, captured: list[torch.Tensor]) -> torch.Tensor:
+        if not captured:
+            raise AttachError(
+                f"{type(self.model).__name__} does not call the LM head that get_output_embeddings() returns, so its "
+                "hidden state cannot be had; use the model without medusa-spec"
+            )
         return captured[-1]
 
     def projection(self) -> Projection:
         """The LM head with the model's own post-processing, all V rows, as drafts use it."""
-        weight, bias = self.lm_head.weight.detach(), self.lm_head.bias
         scale, softcap = self._post_processing()
-        return Projection(weight=weight, bias=None if bias is None else bias.detach(), scale=scale, softcap=softcap)
+        with align_module_device(self.lm_head):  # offloaded weights are there for as long as this lasts, and no longer
+            weight, bias = self.lm_head.weight.detach()[: self.vocab_size], self.lm_head.bias
+            bias = None if bias is None else bias.detach()[: self.vocab_size]
+        return Projection(weight=weight, bias=bias, scale=scale, softcap=softcap)
 
     def _post_processing(self) -> tuple[float, float | None]:
         """(scale, softcap) between the LM head's output and the model's logits, read off a pass and checked.
@@ -234,8 +318,9 @@ class Backbone:
 
     def lm_head_hash(self) -> str:
         """Sixteen hex digits that name the LM head's weights: heads trained on another LM head are noticed."""
-        weight = self.lm_head.weight.detach()
-        sample = weight[:: max(1, weight.shape[0] // 512)].to("cpu", torch.float32).contiguous()
+        with align_module_device(self.lm_head):
+            weight = self.lm_head.weight.detach()
+            sample = weight[:: max(1, weight.shape[0] // 512)].to("cpu", torch.float32).contiguous()
         return hashlib.sha256(sample.numpy().tobytes() + repr(tuple(weight.shape)).encode()).hexdigest()[:16]
 
 
@@ -275,6 +360,16 @@ def _lm_head(model: PreTrainedModel) -> Any:
             f"{type(model).__name__} has no LM head; load it with AutoModelForCausalLM rather than AutoModel"
         )
     return head
+
+
+def _runs_on(module: Any) -> torch.device:
+    """Device of a module's weights when it is called: offloaded ones lie elsewhere until then."""
+    hook = getattr(module, "_hf_hook", None)
+    for part in getattr(hook, "hooks", (hook,)):
+        device: Any = getattr(part, "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    return module.weight.device
 
 
 # --- capturing h ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,9 @@ from medusa_spec.errors import UnsupportedError
 ALIGNMENT = 64
 """Capacities are multiples of this many slots."""
 
+LONGEST_RESERVE = 4096
+"""Most slots kept free at the start, unless the prompt is longer: who allows a million tokens seldom gets them."""
+
 
 def layer_windows(config: Any) -> list[int | None]:
     """Window of every layer of a text decoder's config; None for full attention.
@@ -214,6 +217,7 @@ class SlabCache(Cache):
         Args:
             reserve: Tokens expected to follow; a hint, the slabs grow when it was too small.
         """
+        reserve = min(reserve, max(LONGEST_RESERVE, self.layers[0].seen))
         groups: dict[Any, list[SlabLayer]] = {}
         for layer in self.layers:
             shape = (layer.keys.shape, layer.values.shape, layer.window, layer.dtype, layer.device)

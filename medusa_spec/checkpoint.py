@@ -2,20 +2,19 @@
 
 import json
 import os
-import tempfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers.utils import cached_file
 
 from medusa_spec.backbone import Backbone
 from medusa_spec.config import MedusaConfig
 from medusa_spec.errors import CheckpointError
+from medusa_spec.files import write_tensors, write_text
 from medusa_spec.heads import MedusaHeads
 
 CONFIG_NAME = "medusa_config.json"
@@ -57,13 +56,16 @@ def names_heads(name_or_path: str | os.PathLike[str]) -> bool:
         return True
     if path.exists():
         return False
-    found = cached_file(
-        str(name_or_path),
-        CONFIG_NAME,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    try:
+        found = cached_file(
+            str(name_or_path),
+            CONFIG_NAME,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError:  # no such repository, or what cannot be the name of one
+        return False
     return found is not None
 
 
@@ -114,11 +116,10 @@ def save_heads(
         if tensor.numel() == 0 or (tensor.is_floating_point() and not tensor.isfinite().all()):
             raise CheckpointError(f"tensor {name} is empty or not finite; the heads were not saved")
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / WEIGHTS_NAME, lambda path: save_file(state, path, metadata={"format": "pt"}))
+    write_tensors(folder / WEIGHTS_NAME, state, metadata={"format": "pt"})
     if model_card is not None:
-        _write(folder / CARD_NAME, lambda path: path.write_text(model_card, encoding="utf-8"))
-    text = json.dumps(config.to_dict(), indent=1, ensure_ascii=False) + "\n"
-    _write(folder / CONFIG_NAME, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(folder / CARD_NAME, model_card)
+    write_text(folder / CONFIG_NAME, json.dumps(config.to_dict(), ensure_ascii=False) + "\n")
 
 
 def load_heads(
@@ -151,10 +152,10 @@ def load_heads(
                 f"the heads in {folder} have {name} {saved}, the target has {own}: they were trained for another "
                 f"model ({config.base_model_name_or_path}); use heads of this model"
             )
-    state = _read_weights(folder / WEIGHTS_NAME)
+    state = read_weights(folder / WEIGHTS_NAME)
     draft_ids = state.get("draft_ids")
     _check_draft_ids(folder, draft_ids, config.heads.draft_vocab_size, backbone.vocab_size)
-    dtype, device = dtype or backbone.dtype, device or backbone.lm_head.weight.device
+    dtype, device = dtype or backbone.dtype, device or backbone.head_device
     try:
         heads = MedusaHeads(config.heads, backbone.projection().rows(draft_ids), draft_ids)
     except ValueError as error:
@@ -172,7 +173,12 @@ def load_heads(
     return heads.requires_grad_(False).eval(), config
 
 
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file.
+
+    Raises:
+        CheckpointError: If it is missing or damaged.
+    """
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -193,6 +199,8 @@ def _check_draft_ids(folder: Path, ids: torch.Tensor | None, size: int | None, v
             f"{path}: draft_ids must be {size} int64 ids in 0..{vocab_size - 1}, got shape {tuple(ids.shape)} of "
             f"{ids.dtype}{f' in {int(ids.min())}..{int(ids.max())}' if ids.numel() else ''}; the file is damaged"
         )
+    if not (ids.diff() > 0).all():
+        raise CheckpointError(f"{path}: draft_ids must rise, each id once; the file is damaged")
 
 
 def _check_tensors(folder: Path, expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
@@ -209,11 +217,3 @@ def _check_tensors(folder: Path, expected: dict[str, torch.Tensor], found: dict[
             )
         if not found[name].isfinite().all():
             raise CheckpointError(f"{folder / WEIGHTS_NAME}: {name} is not finite; restore the file or train again")
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes to a temporary name beside `path` and renames."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
-        temporary = Path(scratch) / path.name
-        write(temporary)
-        os.replace(temporary, path)

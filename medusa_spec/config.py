@@ -66,9 +66,9 @@ class MedusaConfig:
             CheckpointError: If the format is of a later version, or a part is missing, unknown or malformed.
         """
         version = values.get("format_version")
-        if not isinstance(version, int) or version > FORMAT_VERSION:
+        if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
             raise CheckpointError(
-                f"format_version must be at most {FORMAT_VERSION}, which this version of medusa-spec reads, got "
+                f"format_version must be 1 to at most {FORMAT_VERSION}, which this version of medusa-spec reads, got "
                 f"{version!r}; upgrade medusa-spec"
             )
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
@@ -82,9 +82,17 @@ class MedusaConfig:
                 parts["tree"] = TreeTemplate.from_list(values["tree"])
             if values.get("values") is not None:
                 parts["values"] = _read_values(values["values"])
+            _check_depth(parts)
             return cls(**parts)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"medusa_config.json is malformed: {error!r}; restore it or train again") from error
+
+
+def _check_depth(parts: dict[str, Any]) -> None:
+    for name in ("tree", "values"):
+        part, heads = parts.get(name), parts["heads"].num_heads
+        if part is not None and part.depth > heads:
+            raise ValueError(f"{name} must be at most {heads} deep, one level per head, got depth {part.depth}")
 
 
 def _read_values(values: dict[str, Any]) -> PathValues:

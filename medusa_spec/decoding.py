@@ -11,10 +11,10 @@ from medusa_spec.acceptance import GREEDY, Accepted, Rule, walk
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
-from medusa_spec.drafters import DraftSession
+from medusa_spec.drafters import DraftSession, check_draft
 from medusa_spec.stats import DecodingStats
 from medusa_spec.stopping import Sequence
-from medusa_spec.tree import TokenTree
+from medusa_spec.tree import TokenTree, chain
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,10 +52,19 @@ class Request:
     logits: list[torch.Tensor] = field(default_factory=list)
     done: bool = False
 
+    def __post_init__(self) -> None:
+        if self.keep_scores:
+            self.sequence.scores = self.scores  # stopping criteria are shown them, as in plain decoding
+
     @property
     def batched_choice(self) -> bool:
         """Whether all nodes can be chosen from at once: nothing depends on the path."""
         return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits)
+
+    @property
+    def holds_whole_text(self) -> bool:
+        """Whether the sequence is all that the target has read: no padding, nothing that only a user's cache holds."""
+        return self.sequence.length == self.cache.get_seq_length() + 1
 
 
 def decode(backbone: Backbone, request: Request) -> DecodingStats:
@@ -64,15 +73,20 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
     Returns:
         Counters and times.
     """
-    stats, cache, clock = DecodingStats(requests=1), request.cache, _Clock()
-    out = prefill(backbone, request)
-    accepted = accept(TokenTree.root_only(-1), out, request)
-    request.session.observe(accepted.tokens)
+    stats, clock = DecodingStats(requests=1), _Clock()
+    out, accepted = read(backbone, request)
     stats.spans.append(1)
     stats.seconds["prefill"] += clock.lap()
     while not request.done:
+        cache = request.cache
+        if request.holds_whole_text and backbone.reads_anew(request.sequence.ids, cache):
+            out, accepted = read_anew(backbone, request)
+            stats.record_pass(chain(0), accepted.path, gained=1)
+            stats.seconds["verify"] += clock.lap()
+            continue
+
         root, h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
-        tree = draft(request, root, h, backbone.deepest(cache.lengths[0]))
+        tree = draft(backbone, request, root, h)
         stats.seconds["draft"] += clock.lap()
 
         ids, tree_pass = lay_out(tree, cache, backbone.device)
@@ -97,6 +111,21 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
     return stats
 
 
+def read(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
+    """Reads the text that the cache lacks and chooses the token after it."""
+    out = prefill(backbone, request)
+    accepted = accept(TokenTree.root_only(-1), out, request)
+    request.session.observe(accepted.tokens)
+    return out, accepted
+
+
+def read_anew(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
+    """Reads the whole text again with an empty cache, in one piece: its last token changes what comes before."""
+    request.cache, request.prefill_chunk = SlabCache(backbone.config), None
+    request.prefill_ids = request.sequence.ids.to(backbone.device)
+    return read(backbone, request)
+
+
 def prefill(backbone: Backbone, request: Request) -> TargetOutput:
     """Reads the prompt; returns logits and h of its last position."""
     for ids in request.prefill_ids.split(request.prefill_chunk or request.prefill_ids.shape[1], dim=1):
@@ -108,11 +137,13 @@ def prefill(backbone: Backbone, request: Request) -> TargetOutput:
     return out
 
 
-def draft(request: Request, root: int, h: torch.Tensor, deepest: int | None) -> TokenTree:
+def draft(backbone: Backbone, request: Request, root: int, h: torch.Tensor) -> TokenTree:
     """The drafter's tree, cut where the model's positions end."""
+    deepest = backbone.deepest(request.cache.lengths[0])
     if request.draft_nodes == 0 or deepest == 0:
         return TokenTree.root_only(root)
     tree = request.session.draft(root, h, request.draft_nodes)
+    check_draft(tree, root=root, limit=request.draft_nodes, ids_below=backbone.ids_below)
     return tree if deepest is None else tree.cut(deepest)
 
 

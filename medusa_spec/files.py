@@ -2,18 +2,40 @@
 
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from medusa_spec.errors import CheckpointError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path whose file takes the name `path` once it is complete and on the disk.
+
+    A kill, an interrupt or a full disk leaves what was at `path` before, or nothing; folders are made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
+        temporary, usual = Path(scratch) / path.name, Path(scratch) / ".mode"
+        yield temporary
+        usual.touch()
+        shutil.copymode(usual, temporary)  # some writers make files that only their owner may read
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
 
 def write_text(path: Path, text: str) -> None:
     """Writes `text` to `path`, which never holds a part of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -22,17 +44,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The value in a JSON file.
+
+    Raises:
+        CheckpointError: If it is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; restore it, or make again what wrote it") from error
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
     """Writes a safetensors file; the disk may fill up, but `path` is then simply not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole_file(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -29,8 +29,17 @@ REFUSED_ARGUMENTS = {
     "negative_prompt_ids": f"classifier-free guidance runs a second prompt; {INSTEAD}",
     "position_ids": "positions follow from attention_mask; leave them out",
     "inputs_embeds": f"drafts need token ids; pass input_ids, or {INSTEAD}",
+    "token_healing": f"a custom generate is not given the tokenizer that it needs; {INSTEAD}",
 }
 """Arguments of generate() that cannot be speculated, and what to do instead."""
+
+OTHER_MODES = {
+    "contrastive_search": "penalty_alpha",
+    "constrained_beam_search": "force_words_ids",
+    "dola_generation": "dola_layers",
+    "assisted_generation": "assistant_early_exit or use_mtp",
+}
+"""Generation modes that a callable would silently stand in for, and the settings that ask for them."""
 
 HANDLED_MODEL_KWARGS = {
     *("attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"),
@@ -72,9 +81,11 @@ def generate(
         **kwargs: Keyword arguments of generate().
     """
     for name, remedy in REFUSED_ARGUMENTS.items():
-        if kwargs.get(name) is not None:
+        if kwargs.get(name) is not None and kwargs[name] is not False:
             raise UnsupportedError(f"{name} cannot be speculated: {remedy}")
-    if draft_nodes is not None and (not isinstance(draft_nodes, int) or draft_nodes < 0):
+    if not isinstance(drafter, Drafter):
+        raise ConfigError(f"drafter must be a Drafter, such as NgramDrafter(), got {drafter!r}")
+    if draft_nodes is not None and (type(draft_nodes) is not int or draft_nodes < 0):
         raise ConfigError(f"draft_nodes must be an integer of 0 or more, or None, got {draft_nodes!r}")
     backbone.check_unchanged()
     kwargs = _with_stop_strings(backbone.model, kwargs)
@@ -134,6 +145,9 @@ def _decode_in_generate(
     if user_cache is not None:
         cache.load(user_cache)
     prompt, unread = _prompt(input_ids, model_kwargs.get("attention_mask"), generation_config, cache.get_seq_length())
+    loaded = cache
+    if unread.shape[1] < prompt.shape[1] and backbone.reads_anew(prompt, cache):
+        cache, unread = SlabCache(backbone.config), prompt
     returns_dict = bool(generation_config.return_dict_in_generate)
     request = Request(
         sequence=Sequence(input_ids, stopping_criteria),
@@ -154,11 +168,13 @@ def _decode_in_generate(
         bound_streamer.end()
     record(stats)
     if user_cache is not None:
-        cache.export(backbone.config, into=user_cache)
+        if request.cache is not loaded:
+            user_cache.layers = []  # the text was read anew
+        request.cache.export(backbone.config, into=user_cache)
     sequences: Any = request.sequence.ids.clone()
     if not returns_dict:
         return sequences
-    kept = cache.export(backbone.config) if user_cache is None and generation_config.use_cache else user_cache
+    kept = request.cache.export(backbone.config) if user_cache is None and generation_config.use_cache else user_cache
     return MedusaGenerateOutput(
         sequences=sequences,
         scores=_collected(request.scores, request.keep_scores),
@@ -185,6 +201,8 @@ def _refuse(
         found = f"num_beams={config.num_beams}: beams are not a single path; {INSTEAD}"
     elif config.prompt_lookup_num_tokens:
         found = 'prompt_lookup_num_tokens: use MedusaModel(..., drafter="ngram") for prompt lookup'
+    elif (mode := config.get_generation_mode().value) in OTHER_MODES:
+        found = f"{OTHER_MODES[mode]}: it asks for {mode}, which chooses tokens otherwise; {INSTEAD}"
     elif any(isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor) for p in processors):
         found = f"guidance_scale: classifier-free guidance runs a second prompt beside each token; {INSTEAD}"
     elif config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import PushToHubMixin
 
 from medusa_spec.backbone import Backbone
@@ -74,7 +74,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
         self.last_stats: DecodingStats | None = None
         self.medusa_config: MedusaConfig | None = None
         self._trainable = [parameter for parameter in self.target.parameters() if parameter.requires_grad]
-        self._was_training = self.target.training
+        self._trained = [module for module in self.target.modules() if module.training]
         try:
             self.target.requires_grad_(False).eval()
             if prepare:
@@ -134,7 +134,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
         elif heads is None and needed:
             config = HeadsConfig(hidden_size=self.backbone.hidden_size, vocab_size=self.backbone.vocab_size)
             heads = MedusaHeads(config, self.backbone.projection())
-            heads = heads.to(dtype=self.backbone.dtype, device=self.backbone.lm_head.weight.device)
+            heads = heads.to(dtype=self.backbone.dtype, device=self.backbone.head_device)
         if isinstance(heads, MedusaHeads) and self.medusa_config is None:
             self.medusa_config = MedusaConfig(
                 heads=heads.config,
@@ -171,12 +171,20 @@ class MedusaModel(nn.Module, PushToHubMixin):
             UnsupportedError: For what cannot be speculated, naming it and the alternative.
             AttachError: If the model was detached, or its adapters changed since it was wrapped.
         """
-        return generate(
-            self.backbone, drafter or self.drafter, *args, draft_nodes=draft_nodes, record=self._record, **kwargs
-        )
+        drafter = self.drafter if drafter is None else drafter
+        return generate(self.backbone, drafter, *args, draft_nodes=draft_nodes, record=self._record, **kwargs)
 
     def _record(self, stats: DecodingStats) -> None:
         self.last_stats = stats
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The target's; to set it here is to set it there."""
+        return self.target.generation_config
+
+    @generation_config.setter
+    def generation_config(self, config: GenerationConfig) -> None:
+        self.target.generation_config = config
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The target's forward."""
@@ -206,7 +214,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
             self.backbone.detach()
             for parameter in self._trainable:
                 parameter.requires_grad_(True)
-            self.target.train(self._was_training)
+            for module in self._trained:
+                module.training = True
         return self.target
 
     def train(self, mode: bool = True) -> "MedusaModel":
@@ -235,7 +244,7 @@ def _heads_drafter(model: MedusaModel, tree: TreeTemplate | None) -> Drafter:
         tree or config.tree or chain_template(config.heads.num_heads),
         config.values,
         dtype=model.backbone.dtype,
-        device=model.backbone.lm_head.weight.device,
+        device=model.backbone.head_device,
     )
 
 

@@ -29,7 +29,7 @@ class FrozenPackedLinear(nn.Linear):
         if _trains(self, input):
             if self.weight.requires_grad:
                 restore(self)
-                return self(input)  # type: ignore[no-any-return]
+                return self(input)
             return nn.functional.linear(input, self.dense_weight(), self.bias)
         if input.dtype != torch.bfloat16 or self.weight.stride() != (0, 0):
             return nn.functional.linear(input, self.dense_weight(), self.bias)
@@ -109,21 +109,22 @@ def pack_layer(layer: nn.Linear, *, keep_dense: bool) -> int:
     Returns:
         Bytes that this adds to the memory: those of the copy, or none.
     """
-    layer.packed = PackedLinear(layer.weight)
+    made: Any = layer  # its class changes in place, which type checkers cannot follow
+    made.packed = PackedLinear(layer.weight)
     if not keep_dense:
-        layer.weight.data = torch.full((1, 1), float("nan"), dtype=torch.bfloat16).expand(layer.weight.shape)
-        layer.__class__ = FrozenPackedLinear
+        made.__class__ = FrozenPackedLinear  # first: whatever interrupts, the weight can be restored
+        made.weight.data = torch.full((1, 1), float("nan"), dtype=torch.bfloat16).expand(layer.weight.shape)
         return 0
     weight = layer.weight.detach()
     step = max(1, weight.numel() // WATCHED)
-    layer.places = torch.arange(0, weight.numel(), step | 1)  # odd, so that the sample visits every column
-    layer.sample = weight.reshape(-1)[layer.places]
-    layer.state = (id(layer.weight), layer.weight.data_ptr(), layer.weight._version)
-    layer.__class__ = KeptDenseLinear
-    return layer.packed.packed.numel() * 2
+    made.places = torch.arange(0, weight.numel(), step | 1)  # odd, so that the sample visits every column
+    made.sample = weight.reshape(-1)[made.places]
+    made.state = (id(layer.weight), layer.weight.data_ptr(), layer.weight._version)
+    made.__class__ = KeptDenseLinear
+    return 2 * made.packed.packed.numel()
 
 
-def restore(layer: nn.Linear) -> None:
+def restore(layer: Any) -> None:
     """Makes a packed layer the plain `nn.Linear` that it was, bit for bit; others are left alone."""
     if isinstance(layer, FrozenPackedLinear):
         layer.weight.data = layer.dense_weight().data

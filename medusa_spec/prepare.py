@@ -61,7 +61,11 @@ def prepare(model: nn.Module, lm_head: nn.Module | None = None) -> Prepared:
     if gain < WORTH_IT:
         return Prepared(reason=f"not prepared: packing would bring only {gain:.2f} x on this machine")
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    extra = sum(pack_layer(m, keep_dense=m is lm_head or owners[id(m.weight)] > 1) for m in layers)
+    try:
+        extra = sum(pack_layer(m, keep_dense=m is lm_head or owners[id(m.weight)] > 1) for m in layers)
+    except BaseException:  # out of memory, or interrupted
+        Prepared(reason="", layers=layers).undo()
+        raise
     reason = (
         f"{len(layers)} linear layers packed, {gain:.1f} x torch's linear at 1 to 16 rows; "
         f"{extra / 2**20:.0f} MiB more memory"

@@ -51,7 +51,10 @@ def read_prompts(path: str | Path, *, limit: int | None = None, per_category: in
     path = Path(path)
     if not path.is_file():
         raise DataError(f"prompts: expected a JSON-lines file, found no file {path}")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other separators of lines as they are
+    except UnicodeDecodeError as error:
+        raise DataError(f"prompts: expected a file in UTF-8, {path} is none: {error}") from error
     prompts = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise DataError(f"prompts: expected at least one line, {path} is empty")

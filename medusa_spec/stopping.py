@@ -24,7 +24,9 @@ class Sequence:
         self.others = [c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
         self.scores: list[torch.Tensor] | None = None
         self.prompt_length = self.length = input_ids.shape[1]
-        self._buffer = input_ids.new_empty(1, max(self.max_length or 0, self.length + 256))
+        # Room for what is likely: a limit of a million tokens is none.
+        room = self.length + min(max(256, (self.max_length or 0) - self.length), 4096)
+        self._buffer = input_ids.new_empty(1, room, dtype=torch.long)
         self._buffer[:, : self.length] = input_ids
 
     @property
@@ -43,11 +45,10 @@ class Sequence:
             self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)], dim=1)
         self._buffer[0, self.length] = token
         self.length += 1
-        if self.max_length is not None and self.length >= self.max_length:
-            return True
-        if token in self.eos:
-            return True
+        done = token in self.eos or (self.max_length is not None and self.length >= self.max_length)
         if not self.others:
-            return False
+            return done
         scores = None if self.scores is None else tuple(self.scores)
-        return any(bool(criterion(self.ids, scores)) for criterion in self.others)
+        # All are asked at every token, at the last one too: criteria may count, or show how far it is.
+        verdicts = [bool(criterion(self.ids, scores)) for criterion in self.others]
+        return done or any(verdicts)

@@ -15,10 +15,14 @@ DOMAIN_SOURCE=${DOMAIN_SOURCE:-gsm8k-train}
 BASE=HuggingFaceTB/SmolLM2-135M-Instruct
 MODEL=${MODEL:-$(python -c 'from medusa_spec.default_model import default_model_path; print(default_model_path())')}
 
+# Fifteen draft nodes on every machine: on most a pass over 16 costs little more than one over 8, and who serves them
+# can ask for fewer (draft_nodes).
+TREE=(--tree-size 15 --report-prompts 8 --report-new-tokens 128)
+
 train() { # name, then options
     local name=$1
     shift
-    python -m medusa_spec.finetune.pipeline --model "$MODEL" --base-name "$BASE" --output "$RUNS/$name" --seed 0 "$@"
+    python -m medusa_spec.finetune.pipeline --model "$MODEL" --base-name "$BASE" --output "$RUNS/$name" --seed 0 "${TREE[@]}" "$@"
 }
 
 publish() { # name

@@ -41,6 +41,11 @@ class PathValues:
             raise ValueError(
                 f"total must be at least 1 counted position, got {self.total}; calibrate on data that is not empty"
             )
+        if len({len(ranks) for ranks in self.singles}) > 1:
+            raise ValueError(f"singles must count as many ranks for every head, got {[len(s) for s in self.singles]}")
+        for count in (*self.counts.values(), *(count for ranks in self.singles for count in ranks)):
+            if not 0 <= count <= self.total:
+                raise ValueError(f"counts must be in 0..{self.total} (total), got {count}")
 
     @property
     def depth(self) -> int:

@@ -123,7 +123,7 @@ def bench(
 ) -> None:
     """Measure tree decoding against Hugging Face's generate and against plain decoding."""
     from medusa_spec.cli.bench import bench as run
-    from medusa_spec.cli.bench import write_atomically
+    from medusa_spec.files import write_text
 
     comparison = run(
         model=model,
@@ -141,7 +141,7 @@ def bench(
     )
     print(comparison.table())
     if json is not None:
-        write_atomically(json, comparison.to_json() + "\n")
+        write_text(json, comparison.to_json() + "\n")
 
 
 @app.command()

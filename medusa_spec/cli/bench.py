@@ -1,6 +1,5 @@
 """medusa-spec bench: measures tree decoding on the user's machine, model and prompts."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -58,17 +57,6 @@ def bench(
         labels=loaded.labels | {"prompts": path.name},
         on_prompt=_progress,
     )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name beside `path`, then rename, so that no half file is ever there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _progress(done: int, of: int) -> None:

@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader (head, less) has seen enough. Python would complain again when it flushes.
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that may not be written, a file that is in the way
+        _fail(str(error))
 
 
 def _fail(message: str) -> None:

@@ -62,7 +62,10 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt_file is not None:
         if not prompt_file.is_file():
             raise ConfigError(f"--prompt-file: expected a text file, found no file {prompt_file}")
-        return prompt_file.read_text(encoding="utf-8")
+        try:
+            return prompt_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--prompt-file: expected text in UTF-8, {prompt_file} holds none: {error}") from error
     if sys.stdin.isatty():
         print("Prompt (end it with Ctrl-D):", file=sys.stderr)
     return sys.stdin.read()

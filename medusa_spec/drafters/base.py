@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from operator import index
 
 import torch
 
+from medusa_spec.errors import ConfigError
 from medusa_spec.tree import TokenTree
 
 
@@ -42,3 +44,35 @@ class Drafter(ABC):
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> DraftSession:
         """A session for a request with these prompt ids (padding removed)."""
+
+
+def check_draft(tree: TokenTree, *, root: int, limit: int | None, ids_below: int) -> None:
+    """Holds a drafter to its word: with another root the target would be asked to continue what it has not said.
+
+    Args:
+        tree: What `DraftSession.draft` returned.
+        root: The token that it was given.
+        limit: The limit that it was given.
+        ids_below: Number of ids that have an input embedding.
+
+    Raises:
+        ConfigError: If it is no tree, has another root, more nodes than asked for, or ids that are none.
+    """
+    if not isinstance(tree, TokenTree):
+        raise ConfigError(f"the drafter must return a TokenTree, got {type(tree).__name__}; mend its draft()")
+    if tree.tokens[0] != root:
+        raise ConfigError(
+            f"the drafter's tree must have the root {root}, the token that the target has just chosen, got "
+            f"{tree.tokens[0]}; mend its draft()"
+        )
+    if limit is not None and tree.size - 1 > limit:
+        raise ConfigError(f"the drafter must return at most {limit} draft nodes, got {tree.size - 1}; mend its draft()")
+    for token in tree.tokens:
+        try:
+            known = 0 <= index(token) < ids_below
+        except TypeError:
+            known = False
+        if not known:
+            raise ConfigError(
+                f"the drafter's tokens must be ids in 0..{ids_below - 1}, got {token!r}; mend its draft()"
+            )

@@ -1,6 +1,7 @@
 """Drafting with trained heads over a static template. Knows ranks and ids, not how heads are trained."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -15,7 +16,8 @@ class HeadsDrafter(Drafter):
     """Fills a template with the heads' best guesses.
 
     Args:
-        heads: Medusa heads; a frozen, stacked copy of them is drafted with.
+        heads: Medusa heads; a frozen, stacked copy of them is drafted with, made anew when they were trained, cast or
+            moved since the last request.
         template: The tree.
         values: Calibration counts, from which smaller trees are chosen when a limit asks for one; None cuts the
             template instead.
@@ -49,15 +51,31 @@ class HeadsDrafter(Drafter):
                 f"tree must use ranks below {config.num_draft_tokens}, the draft vocabulary's size, got rank "
                 f"{template.width - 1}"
             )
+        self.heads = heads
         self.template = template
         self.values = values
-        self.stacked = StackedMedusaHeads(heads, dtype=dtype, device=device, linear=fast_linear)
-        self.draft_ids = None if heads.draft_ids is None else heads.draft_ids.to(device)
         self._limited: dict[int, TreeTemplate] = {}
+        self._stack(dtype, device)
+
+    def _stack(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._state = _state_of(self.heads)
+        self.stacked = StackedMedusaHeads(self.heads, dtype=dtype, device=device, linear=fast_linear)
+        self.draft_ids = None if self.heads.draft_ids is None else self.heads.draft_ids.to(device)
         self._slots: dict[TreeTemplate, torch.Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which stack anew: a packed kernel is of this process."""
+        dtype, device = self.stacked.dtype, self.stacked.device
+        return {**self.__dict__, "stacked": (dtype, device), "_slots": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._stack(*state["stacked"])
 
     def begin(self, prompt: Sequence[int]) -> DraftSession:
         """Heads keep no state: everything they know is in h."""
+        if _state_of(self.heads) != self._state:
+            self._stack(self.stacked.dtype, self.stacked.device)
         return _HeadsSession(self)
 
     def limited(self, limit: int | None) -> TreeTemplate:
@@ -75,11 +93,18 @@ class HeadsDrafter(Drafter):
     @torch.inference_mode()
     def guesses(self, h: torch.Tensor, template: TreeTemplate) -> list[int]:
         """Tokens of the template's draft nodes, in layout order, for h [H]."""
+        if h.dtype != self.stacked.dtype or h.device != self.stacked.device:
+            self._stack(h.dtype, h.device)  # the target was cast or moved
         if template not in self._slots:
             self._slots[template] = template.slots().to(h.device)
         logits = self.stacked(h)[: template.depth].float()  # top-k in bfloat16 is slow on CPUs
         table = logits.topk(template.width, dim=-1).indices.flatten()[self._slots[template]]
         return (table if self.draft_ids is None else self.draft_ids[table]).tolist()
+
+
+def _state_of(heads: MedusaHeads) -> list[tuple[int, int]]:
+    """Changes whenever a weight does: its place in memory, and how often it was written to."""
+    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in heads.parameters()]
 
 
 class _HeadsSession(DraftSession):

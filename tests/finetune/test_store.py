@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medusa_spec.errors import CheckpointError
-from medusa_spec.finetune.files import write_json
+from medusa_spec.files import write_json
 from medusa_spec.finetune.store import StateStore, make_targets, shard_path, wanted_positions, write_shard
 
 

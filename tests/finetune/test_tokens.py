@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from medusa_spec.errors import DataError
-from medusa_spec.finetune.files import write_json
+from medusa_spec.files import write_json
 from medusa_spec.finetune.tokens import TokenData, TokenWriter
 
 CHATS = [([1, 2, 3], [False, True, True]), ([4, 5], [False, True]), ([6, 7, 8, 9], [True, False, True, True])]

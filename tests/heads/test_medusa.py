@@ -114,3 +114,11 @@ def test_draft_ids_are_given_if_and_only_if_configured() -> None:
         MedusaHeads(configured, whole.rows(DRAFT))
     with pytest.raises(ValueError, match="draft_vocab_size = 5 ids, got 3"):
         MedusaHeads(configured, whole.rows(DRAFT), DRAFT[:3])
+
+
+def test_heads_that_are_cast_take_their_projection_along() -> None:
+    heads, _ = make("shared", draft=True)
+    heads.float()
+    assert heads.projection.weight.dtype == heads.projection.bias.dtype == torch.float32
+    assert heads(torch.randn(H)).dtype == torch.float32
+    assert heads.draft_ids.dtype == torch.long

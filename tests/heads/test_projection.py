@@ -37,3 +37,8 @@ def test_another_dtype_keeps_everything_else() -> None:
     assert (narrow.weight.dtype, narrow.bias.dtype) == (torch.float32, torch.float32)
     assert (narrow.scale, narrow.softcap) == (2.0, 5.0)
     assert Projection(weight=torch.randn(2, 3)).to(torch.bfloat16).bias is None
+
+
+def test_a_change_reaches_every_tensor() -> None:
+    changed = full(scale=2.0).map(lambda tensor: tensor * 0)
+    assert not changed.weight.any() and not changed.bias.any() and changed.scale == 2.0

@@ -1,15 +1,18 @@
 """Attaching changes nothing that anyone else sees."""
 
+import copy
+import pickle
 import threading
 
+import accelerate
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModel
+from transformers import AttentionInterface, AutoModel
 
 from medusa_spec import MedusaModel
 from medusa_spec.backbone import Backbone
-from medusa_spec.errors import AttachError, UnsupportedError
+from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 
 
 def padded_batch(prompt):
@@ -156,3 +159,81 @@ def test_a_detached_model_says_so(llama, prompt):
     model.detach()
     with pytest.raises(AttachError, match="detached"):
         model.generate(prompt(4), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("rows", [136, 120])
+def test_an_lm_head_of_other_rows_than_the_config_says_is_taken_as_it_is(llama, prompt, rows):
+    llama.lm_head = torch.nn.Linear(32, rows).double()
+    llama.lm_head.bias.data[128:] = -1e9  # ids beyond the embeddings cannot be read by the target itself
+    ids = prompt(9) % 100
+    answer = llama.generate(ids, do_sample=False, max_new_tokens=20)
+    model = MedusaModel(llama)
+    assert model.heads.config.vocab_size == model.backbone.vocab_size == rows
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=20), answer)
+
+
+def test_an_exchanged_lm_head_is_noticed(llama, prompt):
+    model = MedusaModel(llama, drafter="ngram", probe=False)
+    llama.lm_head = torch.nn.Linear(32, 128, bias=False).double()
+    with pytest.raises(AttachError, match="LM head .* exchanged"):
+        model.generate(prompt(5), max_new_tokens=4)
+
+
+def test_an_lm_head_that_is_never_called_is_an_error(llama, prompt, monkeypatch):
+    other = torch.nn.Linear(32, 128).double()
+    monkeypatch.setattr(type(llama), "get_output_embeddings", lambda self: other)
+    with pytest.raises(AttachError, match="does not call the LM head"):
+        Backbone(llama).forward(prompt(3))
+
+
+def test_a_copy_of_an_attached_model_can_be_wrapped_and_the_original_is_left_alone(llama, scripted, prompt):
+    ids = prompt(9)
+    answer = llama.generate(ids, do_sample=False, max_new_tokens=20)
+    model = MedusaModel(llama, drafter=scripted(answer[0].tolist(), right=0.8), probe=False)
+    other = copy.deepcopy(llama)
+    wrapped = MedusaModel(other, drafter=model.drafter)
+    assert torch.equal(wrapped.generate(ids, do_sample=False, max_new_tokens=20), answer)
+    wrapped.detach()
+    assert other.config._attn_implementation == "sdpa" and not other.lm_head._forward_pre_hooks
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=20), answer)
+    with pytest.raises(AttachError, match="already wrapped"):
+        Backbone(llama)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_copies_and_pickles_decode_and_detach_by_themselves(llama, prompt, monkeypatch, again):
+    ids = prompt(9)
+    model = MedusaModel(llama, probe=False)
+    answer = model.generate(ids, do_sample=False, max_new_tokens=12)
+    # In another process nothing is registered yet.
+    monkeypatch.delitem(AttentionInterface._global_mapping, "medusa_spec.sdpa")
+    other = again(model)
+    with pytest.raises(AttachError, match="already wrapped"):
+        Backbone(other.target)
+    assert torch.equal(other.generate(ids, do_sample=False, max_new_tokens=12), answer)
+    other.detach()
+    assert other.target.config._attn_implementation == "sdpa" and not other.target.lm_head._forward_pre_hooks
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=12), answer)
+
+
+@pytest.mark.parametrize("drafter", ["heads", "ngram"])
+def test_offloaded_weights_are_read_where_they_are_computed_with(make_model, prompt, drafter):
+    llama, ids = make_model("llama", dtype=torch.float32), prompt(9)
+    answer = llama.generate(ids, do_sample=False, max_new_tokens=12)
+    name = Backbone(llama)
+    name.detach()
+    accelerate.cpu_offload(llama, execution_device=torch.device("cpu"))
+    assert llama.lm_head.weight.device.type == "meta"
+    model = MedusaModel(llama, drafter=drafter)
+    assert model.backbone.lm_head_hash() == name.lm_head_hash()
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=12), answer)
+    assert llama.lm_head.weight.device.type == "meta"
+
+
+def test_a_text_beyond_learnt_positions_is_named(make_model, prompt):
+    backbone = Backbone(make_model("gpt2", max_position_embeddings=16))
+    assert backbone.hidden_states(prompt(16)).shape == (1, 16, 32)
+    with pytest.raises(ConfigError, match="at most 16, .* got a text of 17 tokens"):
+        backbone.hidden_states(prompt(17))

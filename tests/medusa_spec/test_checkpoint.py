@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from medusa_spec import checkpoint
+from medusa_spec import checkpoint, files
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import (
     CONFIG_NAME,
@@ -198,9 +198,7 @@ def test_an_interrupted_write_leaves_the_old_file(
             Path(args[1]).write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        *((checkpoint, "save_file") if fails == "while-writing" else (checkpoint.os, "replace")), interrupted
-    )
+    monkeypatch.setattr(*((files, "save_file") if fails == "while-writing" else (files.os, "replace")), interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_heads(saved, *trained(backbone), model_card="new")
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before

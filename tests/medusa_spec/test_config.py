@@ -69,3 +69,25 @@ def test_heads_may_not_be_left_out() -> None:
     del values["heads"]
     with pytest.raises(CheckpointError, match="heads"):
         MedusaConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tree": [[0], [0, 0], [0, 0, 0]]}, "tree must be at most 2 deep, .* got depth 3"),
+        ({"values": {"total": 9, "counts": [], "singles": [[1]] * 3}}, "values must be at most 2 deep, .* got depth 3"),
+        ({"values": {"total": 9, "counts": [], "singles": [[1], [1, 2]]}}, r"as many ranks .* got \[1, 2\]"),
+        ({"values": {"total": 9, "counts": [[[0], 10]], "singles": [[1]]}}, r"in 0\.\.9 \(total\), got 10"),
+        ({"values": {"total": 9, "counts": [[[0], "a"]], "singles": [[1]]}}, "malformed"),
+        ({"format_version": 0}, "format_version"),
+        ({"format_version": True}, "format_version"),
+    ],
+)
+def test_what_would_fail_in_the_middle_of_decoding_fails_on_loading(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        MedusaConfig.from_dict({**CONFIG.to_dict(), **change})
+
+
+def test_a_tree_without_nodes_is_kept_apart_from_none() -> None:
+    config = MedusaConfig(heads=CONFIG.heads, tree=TreeTemplate(paths=()))
+    assert MedusaConfig.from_dict(json.loads(json.dumps(config.to_dict()))).tree == TreeTemplate(paths=())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from medusa_spec import MedusaModel, NgramDrafter, TokenTree
 from medusa_spec.tree import chain
@@ -161,7 +161,7 @@ def test_a_window_slides_through_a_long_text(make_model, scripted, prompt):
 
 
 def test_learnt_positions_end_with_their_table(make_model, scripted, prompt):
-    model = make_model("gpt2", n_positions=32)
+    model = make_model("gpt2", max_position_embeddings=32)
     ids = prompt(5)
     answer = plain(model, ids, max_new_tokens=27)
     wrapped = MedusaModel(model, drafter=scripted(answer[0].tolist() + [9] * 9, right=1.0), probe=False)
@@ -209,3 +209,76 @@ def test_sampled_tokens_follow_the_target_s_distribution(make_model, prompt):
     chi_square = float(((seen - pooled) ** 2 / pooled).sum())
     freedom = len(pooled) - 1
     assert chi_square < freedom + 4 * (2 * freedom) ** 0.5  # four standard deviations
+
+
+def longrope(make_model, name="phi3"):
+    """A model whose rotary factors change behind 24 tokens."""
+    factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    edge = {"original_max_position_embeddings": 24}
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, **edge, **factors}
+    return make_model(name, rope_parameters=rope, max_position_embeddings=96, **edge)
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize("length", [6, 23, 24, 25, 30])
+def test_a_text_that_grows_past_rescaled_positions_equals_plain_decoding(make_model, scripted, prompt, name, length):
+    """Phi-3 reads its text anew there; Llama with the same positions does not."""
+    model, ids = longrope(make_model, name), prompt(length)
+    answer = plain(model, ids)
+    wrapped = MedusaModel(model, drafter=scripted(answer[0].tolist() + [9] * 9, right=0.9), probe=False)
+    assert torch.equal(wrapped.generate(ids, do_sample=False, max_new_tokens=NEW), answer)
+    stats = wrapped.last_stats
+    assert stats.accepted > 0
+    assert sum(stats.spans) == stats.new_tokens == NEW and len(stats.spans) == stats.passes + 1
+
+
+def test_padding_and_chunks_keep_rescaled_positions_as_they_are_in_plain_decoding(make_model, scripted, prompt):
+    model, ids = longrope(make_model), prompt(12)
+    ids[:, :3] = 0
+    mask = (torch.arange(12) >= 3).long()[None]
+    answer = plain(model, ids, attention_mask=mask)
+    wrapped = MedusaModel(model, drafter=scripted(answer[0, 3:].tolist(), right=0.9), probe=False)
+    settings = {"do_sample": False, "max_new_tokens": NEW}
+    assert torch.equal(wrapped.generate(ids, attention_mask=mask, **settings), answer)
+    ids = prompt(20)
+    wrapped.drafter.answer = plain(wrapped.target, ids)[0].tolist()
+    assert torch.equal(wrapped.generate(ids, prefill_chunk_size=7, **settings)[0], torch.tensor(wrapped.drafter.answer))
+
+
+def test_a_conversation_in_one_cache_grows_past_rescaled_positions(make_model, prompt):
+    model = longrope(make_model)
+
+    def talk(generate_with):
+        def generate(text, **kwargs):
+            return generate_with(text, attention_mask=torch.ones_like(text), **kwargs)
+
+        cache, text, answers = DynamicCache(config=model.config), prompt(9), []
+        for new, said in ((5, 3), (12, 4), (5, 2)):  # 14 tokens, then 29: past the edge while answering
+            text = generate(text, do_sample=False, max_new_tokens=new, cache=cache)
+            answers += text[0].tolist()
+            text = torch.cat([text, prompt(said, new)], dim=1)
+        cache, text = DynamicCache(config=model.config), prompt(9)
+        text = torch.cat([generate(text, do_sample=False, max_new_tokens=5, cache=cache), prompt(15, 1)], dim=1)
+        return answers + generate(text, do_sample=False, max_new_tokens=8, cache=cache)[0].tolist()  # and by a prompt
+
+    expected = talk(model.generate)
+    assert talk(MedusaModel(model, drafter=NgramDrafter(min_ngram=1), probe=False).generate) == expected
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_a_window_narrower_than_the_tree_is_deep(make_model, scripted, prompt, window):
+    for name in ("mistral-window", "gpt-oss"):
+        model, ids = make_model(name, sliding_window=window), prompt(9)
+        answer = plain(model, ids, max_new_tokens=80)
+        wrapped = MedusaModel(model, drafter=scripted(answer[0].tolist(), right=0.9), probe=False)
+        assert torch.equal(wrapped.generate(ids, do_sample=False, max_new_tokens=80), answer)
+
+
+def test_end_of_sequence_as_the_first_token_and_as_padding(llama, scripted, prompt):
+    ids = prompt(6)
+    answer = plain(llama, ids, max_new_tokens=40)
+    eos = int(answer[0, 6])
+    model = MedusaModel(llama, drafter=scripted(answer[0].tolist(), right=1.0), probe=False)
+    drafted = model.generate(ids, do_sample=False, max_new_tokens=40, eos_token_id=eos, pad_token_id=eos)
+    assert torch.equal(drafted, answer[:, :7])
+    assert (model.last_stats.tau, model.last_stats.mu) == (0.0, 0.0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from medusa_spec.finetune import files
-from medusa_spec.finetune.files import read_json, write_json, write_tensors, write_text
+from medusa_spec import files
+from medusa_spec.files import read_json, write_json, write_tensors, write_text
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import (
     TextStreamer,
 )
 
-from medusa_spec import MedusaModel
+from medusa_spec import Drafter, MedusaModel, NgramDrafter
 from medusa_spec.errors import ConfigError, UnsupportedError
 from medusa_spec.testing import tiny_model, tiny_tokenizer
 
@@ -305,3 +305,103 @@ def test_a_finished_rank_goes_on_until_the_others_are(wrapped, ids, monkeypatch)
     out = wrapped.generate(ids, do_sample=False, max_new_tokens=6, synced_gpus=True)
     assert out.shape[1] == 15
     assert len(passes) == wrapped.last_stats.passes + 2
+
+
+MODES = {
+    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
+    "dola_layers": {"dola_layers": "high"},
+    "assistant_early_exit": {"assistant_early_exit": 1},
+    "token_healing": {"token_healing": True},
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_mode_that_chooses_otherwise_is_refused_by_name(wrapped, ids, name):
+    with pytest.raises(UnsupportedError, match=name):
+        wrapped.generate(ids, do_sample=False, max_new_tokens=4, **MODES[name])
+
+
+@pytest.mark.parametrize("drafter", ["ngram", NgramDrafter])
+def test_a_drafter_of_a_wrong_type_is_named(wrapped, ids, drafter):
+    with pytest.raises(ConfigError, match="drafter"):
+        wrapped.generate(ids, max_new_tokens=4, drafter=drafter)
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_criteria_are_asked_as_in_plain_decoding_up_to_the_last_token(wrapped, ids, scores):
+    ours, theirs = _StopAt(10**9), _StopAt(10**9)
+    settings = {"return_dict_in_generate": scores, "output_scores": scores, "do_sample": False, "max_new_tokens": 8}
+    wrapped.generate(ids, stopping_criteria=StoppingCriteriaList([ours]), **settings)
+    wrapped.target.generate(ids, stopping_criteria=StoppingCriteriaList([theirs]), **settings)
+    assert ours.lengths == theirs.lengths == list(range(10, 18))
+    assert ours.score_counts == theirs.score_counts
+
+
+def test_a_criterion_sees_as_much_of_the_stream_as_in_plain_decoding(wrapped, ids):
+    """Whatever the order is in which Hugging Face asks whether to stop and puts the token."""
+
+    def streamed(generate):
+        puts, seen = [], []
+
+        class Streamer:
+            def put(self, value):
+                puts.append(value)
+
+            def end(self):
+                pass
+
+        class Watch(StoppingCriteria):
+            def __call__(self, input_ids, scores, **kwargs):
+                seen.append(len(puts))
+                return torch.tensor([False])
+
+        criteria = StoppingCriteriaList([Watch()])
+        generate(ids, do_sample=False, max_new_tokens=8, streamer=Streamer(), stopping_criteria=criteria)
+        return seen
+
+    assert streamed(wrapped.generate) == streamed(wrapped.target.generate)
+
+
+def test_a_limit_that_nobody_reaches_costs_no_memory(wrapped, ids):
+    answer = wrapped.target.generate(ids, do_sample=False, max_new_tokens=NEW)
+    eos = int(answer[0, 16])
+    drafted = wrapped.generate(ids, do_sample=False, max_new_tokens=10**9, eos_token_id=eos)
+    assert int(drafted[0, -1]) == eos and drafted.shape[1] <= 17
+
+
+@pytest.mark.parametrize("fails", ["processor", "streamer", "drafter"])
+def test_an_error_in_the_middle_leaves_the_model_and_the_cache_as_they_were(wrapped, ids, fails):
+    class Fails:
+        left = 4
+
+        def __call__(self, *args, **kwargs):
+            Fails.left -= 1
+            if not Fails.left:
+                raise ZeroDivisionError
+            return args[-1]
+
+        put = draft = __call__
+
+        def end(self):
+            pass
+
+    class FailingDrafter(Drafter):
+        name = "failing"
+
+        def begin(self, prompt):
+            session = wrapped.drafter.begin(prompt)
+            draft = session.draft
+            session.draft = lambda *args: Fails()(draft(*args))
+            return session
+
+    extra = {
+        "processor": {"logits_processor": LogitsProcessorList([Fails()])},
+        "streamer": {"streamer": Fails()},
+        "drafter": {"drafter": FailingDrafter()},
+    }[fails]
+    cache = DynamicCache(config=wrapped.config)
+    with pytest.raises(ZeroDivisionError):
+        wrapped.generate(ids, do_sample=False, max_new_tokens=NEW, cache=cache, **extra)
+    assert cache.get_seq_length() == 0
+    drafted, plain = both(wrapped, ids)
+    assert torch.equal(drafted, plain)

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from medusa_spec import HeadsConfig, MedusaHeads, MedusaModel, NgramDrafter, TreeTemplate
 from medusa_spec import model as model_module
@@ -168,3 +168,43 @@ def test_loading_warns_of_nothing(llama, trained, tmp_path):
         llama_again = AutoModelForCausalLM.from_config(llama.config).double()
         llama_again.load_state_dict(llama.state_dict())
         MedusaModel(llama_again, tmp_path)
+
+
+CASTS = {
+    "half": lambda model: model.half(),
+    "to": lambda model: model.to(torch.bfloat16),
+    "target": lambda model: model.target.double(),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS.values(), ids=list(CASTS))
+def test_a_model_that_was_cast_after_wrapping_decodes_in_its_new_dtype(make_model, prompt, cast):
+    model = MedusaModel(make_model("llama", dtype=torch.float32))
+    cast(model)
+    ids = prompt(9)
+    plain = model.target.generate(ids, do_sample=False, max_new_tokens=9)
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=9), plain)
+    assert model.drafter.stacked.dtype == model.dtype != torch.float32
+    model.heads.to(model.dtype)
+    h = model.backbone.forward(ids, last_only=True)
+    torch.testing.assert_close(model.heads(h.h[0, -1])[0], h.logits[0, -1])
+
+
+def test_only_what_was_training_trains_again(make_model):
+    target = make_model("gpt2").train()
+    target.transformer.h[0].eval()
+    before = [module.training for module in target.modules()]
+    MedusaModel(target).detach()
+    assert [module.training for module in target.modules()] == before
+
+
+def test_dropout_is_off_before_anything_is_checked(make_model, prompt):
+    target = make_model("gpt2").train()  # as from_config and get_peft_model leave a model
+    assert "exact" in MedusaModel(target).probe_result
+
+
+def test_a_generation_config_set_here_is_the_target_s(llama, prompt):
+    model = MedusaModel(llama, drafter="ngram", probe=False)
+    model.generation_config = GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert llama.generation_config is model.generation_config
+    assert model.generate(prompt(5)).shape == (1, 8)

@@ -76,3 +76,28 @@ def test_a_text_without_a_bound_grows_on() -> None:
     assert pushes(sequence, tokens) == 2001
     assert sequence.ids.tolist() == [[4, 5, 6, *tokens]]
     assert PROMPT.tolist() == [[4, 5, 6]]
+
+
+def test_every_criterion_is_asked_at_the_last_token_too() -> None:
+    """As in plain decoding: criteria may count, or show progress."""
+    first, second = Told(stop_at=5), Told()
+    ends = [MaxLengthCriteria(max_length=6), EosTokenCriteria(eos_token_id=7)]
+    assert pushes(Sequence(PROMPT, StoppingCriteriaList([first, second])), [1, 2, 3]) == 2
+    assert len(first.seen) == len(second.seen) == 2
+    for tokens in ([1, 2, 3], [1, 2, 7]):
+        told = Told()
+        assert pushes(Sequence(PROMPT, StoppingCriteriaList([*ends, told])), tokens) == 3
+        assert [len(ids) for ids, _ in told.seen] == [4, 5, 6]
+
+
+def test_a_length_that_nobody_reaches_costs_no_memory() -> None:
+    sequence = Sequence(PROMPT, StoppingCriteriaList([MaxLengthCriteria(max_length=10**12)]))
+    tokens = list(range(5000))
+    assert pushes(sequence, tokens) == 5001
+    assert sequence.ids.tolist() == [[4, 5, 6, *tokens]]
+
+
+def test_ids_come_back_as_int64() -> None:
+    sequence = Sequence(PROMPT.int(), StoppingCriteriaList())
+    sequence.push(2**40)
+    assert sequence.ids.dtype == torch.long and sequence.ids[0, -1] == 2**40

@@ -63,3 +63,11 @@ def test_no_counted_position_is_an_error() -> None:
 def test_ranks_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"ranks must be a non-empty \[T, K\] tensor"):
         count_paths(torch.zeros(shape, dtype=torch.long), width=2)
+
+
+@pytest.mark.parametrize(
+    ("counts", "singles"), [({(0,): 11}, ((4,),)), ({(0,): -1}, ((4,),)), ({}, ((11,),)), ({}, ((4,), (4, 1)))]
+)
+def test_counts_that_cannot_be_are_refused(counts: dict[tuple[int, ...], int], singles: tuple[tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match="counts must be|singles must"):
+        PathValues(total=10, counts=counts, singles=singles)

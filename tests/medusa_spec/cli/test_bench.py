@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from medusa_spec.cli import main
-from medusa_spec.cli.bench import write_atomically
 
 
 def test_bench_prints_a_table_and_writes_the_figures(
@@ -26,21 +25,6 @@ def test_bench_prints_a_table_and_writes_the_figures(
     assert figures["settings"]["model"] == str(tiny_folder)
     assert set(figures["by_category"]) == {"a", "b"}
     assert list(file.parent.iterdir()) == [file]
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "figures.json"
-    write_atomically(path, "old")
-
-    def no_space(self: Path, *_: object, **__: object) -> None:
-        self.touch()
-        raise OSError("no space")
-
-    monkeypatch.setattr(Path, "write_text", no_space)
-    with pytest.raises(OSError, match="no space"):
-        write_atomically(path, "new")
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_text() == "old"
 
 
 def test_benchmark_script_ends_with_one_json_line(

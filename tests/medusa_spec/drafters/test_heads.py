@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -79,3 +82,30 @@ def test_a_template_wider_than_the_draft_vocabulary_is_refused_with_both_numbers
     drafter(heads(), wide)
     with pytest.raises(ConfigError, match="ranks below 6.* got rank 6"):
         drafter(heads(draft=True), wide)
+
+
+def test_heads_that_were_trained_in_place_are_drafted_with() -> None:
+    made = heads()
+    drafting, h = drafter(made), torch.randn(H, dtype=torch.float64)
+    stacked = drafting.stacked
+    drafting.begin([])
+    assert drafting.stacked is stacked  # nothing changed, nothing is made anew
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(-1.5)
+    drafting.begin([])
+    torch.testing.assert_close(drafting.stacked(h), made(h))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_drafts_follow_the_dtype_of_h(dtype: torch.dtype) -> None:
+    drafting = drafter(heads(draft=True))
+    tree = drafting.begin([]).draft(7, torch.randn(H).to(dtype), None)
+    assert tree.shape == TEMPLATE.shape and drafting.stacked.dtype == dtype
+
+
+def test_a_copy_and_a_pickle_draft_the_same() -> None:
+    drafting, h = drafter(heads(draft=True)), torch.randn(H, dtype=torch.float64)
+    first = drafting.begin([]).draft(7, h, None)
+    for other in (copy.deepcopy(drafting), pickle.loads(pickle.dumps(drafting))):
+        assert other.begin([]).draft(7, h, None) == first
