@@ -15,14 +15,13 @@ DOMAIN_SOURCE=${DOMAIN_SOURCE:-gsm8k-train}
 BASE=HuggingFaceTB/SmolLM2-135M-Instruct
 MODEL=${MODEL:-$(python -c 'from medusa_spec.default_model import default_model_path; print(default_model_path())')}
 
-# Fifteen draft nodes on every machine: on most a pass over 16 costs little more than one over 8, and who serves them
-# can ask for fewer (draft_nodes).
-TREE=(--tree-size 15 --report-prompts 8 --report-new-tokens 128)
+# Fixed trees, so that the recipe gives the same heads on every machine (docs/benchmarks.md says why these).
+REPORT=(--report-prompts 8 --report-new-tokens 128)
 
 train() { # name, then options
     local name=$1
     shift
-    python -m medusa_spec.finetune.pipeline --model "$MODEL" --base-name "$BASE" --output "$RUNS/$name" --seed 0 "${TREE[@]}" "$@"
+    python -m medusa_spec.finetune.pipeline --model "$MODEL" --base-name "$BASE" --output "$RUNS/$name" --seed 0 "${REPORT[@]}" "$@"
 }
 
 publish() { # name
@@ -37,12 +36,12 @@ publish() { # name
 }
 
 # shellcheck disable=SC2086  # DATA may name several files
-train smollm2-135m --data ${DATA:-self} --epochs 3 "$@"
+train smollm2-135m --data ${DATA:-self} --epochs 3 --tree-size 7 "$@"
 publish smollm2-135m
 
 if [ -n "$DATA" ]; then
     # shellcheck disable=SC2086
     train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" --states-from "$RUNS/smollm2-135m" \
-        --init-from "$RUNS/smollm2-135m/heads" --epochs 2 --learning-rate 5e-4 "$@"
+        --init-from "$RUNS/smollm2-135m/heads" --epochs 2 --learning-rate 5e-4 --tree-size 15 "$@"
     publish smollm2-135m-gsm8k
 fi

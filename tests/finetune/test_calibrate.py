@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from medusa_spec import MedusaModel
 from medusa_spec.checkpoint import read_config
 from medusa_spec.cost import SIZES
 from medusa_spec.finetune import calibrate
@@ -68,3 +70,14 @@ def test_the_record_names_no_path_of_this_machine(finished: FinetuneConfig, tmp_
     saved = read_config(tmp_path / "run" / "heads")
     assert saved.base_model_name_or_path == "org/base" and saved.training["data"]["names"] == ["chats.jsonl"]
     assert saved.chat_template_hash is not None and saved.lm_head_hash is not None
+
+
+def test_where_plain_decoding_is_fastest_the_saved_heads_decode_plainly(
+    finished: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "measure_pass_times", lambda backbone, sizes, prefix: {n: float(n) for n in sizes})
+    config = again(finished, tmp_path / "run", tree_size=None)
+    assert run_calibrate(config, Target(config))["tree_size"] == 0
+    model = MedusaModel(Target(config).model, tmp_path / "run" / "heads", probe=False)
+    model.generate(torch.arange(3, 9)[None], do_sample=False, max_new_tokens=4)
+    assert set(model.last_stats.pass_sizes) == {1}

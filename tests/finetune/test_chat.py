@@ -158,3 +158,23 @@ def test_the_template_hash_names_the_template() -> None:
     assert chat_template_hash(tokenizer) != chat_template_hash(marked("content"))
     tokenizer.chat_template = None
     assert chat_template_hash(tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ raise_exception('roles must alternate') }}", "{% for", "{{ messages[0].content + 5 }}", "{{ none.x.y }}"],
+)
+def test_a_template_that_fails_names_the_record(template: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(DataError, match="here:1: the chat template cannot render"):
+        rendered(TURNS, tokenizer)
+
+
+def test_nothing_at_all_is_refused_without_a_template() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(DataError, match="here:1"):
+        rendered([{"role": "user", "content": ""}, {"role": "assistant", "content": ""}], tokenizer)
+    with pytest.raises(DataError, match="here:1: .*chat template"):
+        rendered(TURNS, tokenizer)

@@ -48,3 +48,19 @@ def test_an_unknown_setting_is_named() -> None:
 def test_a_draft_vocabulary_of_everything_is_none() -> None:
     assert make().heads_config(hidden_size=8, vocab_size=4096).draft_vocab_size is None
     assert make().heads_config(hidden_size=8, vocab_size=4097).draft_vocab_size == 4096
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"draft_vocab_size": 0}, "draft_vocab_size must be an integer of 1 or more, or None, got 0"),
+        ({"draft_vocab_size": 4.5}, "draft_vocab_size"),
+        ({"tree_size": -1}, "tree_size must be an integer of 0 or more, or None, got -1"),
+        ({"report_prompts": 0}, "report_prompts"),
+        ({"lm_head": "tied"}, "lm_head must be one of shared, own, low_rank, got 'tied'"),
+        ({"seed": -1}, "seed must be an integer in 0"),
+    ],
+)
+def test_what_would_fail_after_hours_fails_at_once(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**changes)

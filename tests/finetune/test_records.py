@@ -95,3 +95,60 @@ def test_two_answers_to_one_prompt_share_their_split_key() -> None:
 def test_the_fingerprint_is_that_of_the_contents(tmp_path: Path) -> None:
     one, two = write(tmp_path / "1.jsonl", CHAT), write(tmp_path / "2.jsonl", CHAT)
     assert fingerprint(one) == fingerprint(two) != fingerprint(write(tmp_path / "3.jsonl", PAIR))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"prompt": 5, "completion": "A"}, "texts or lists of turns, got int"),
+        ({"prompt": "Q", "completion": {"a": 1}}, "texts or lists of turns, got dict"),
+        ({"messages": [{"role": "user", "content": 5}, CHAT["messages"][1]]}, "turn 0: content must be a text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, CHAT["messages"][1]]}, "turn 0: content"),
+        ({"messages": [{"role": "user", "content": "\ud83d"}, CHAT["messages"][1]]}, "turn 0: content .* UTF-8"),
+        ({"text": "half an emoji: \ud83d"}, "text must be text that UTF-8 can hold"),
+    ],
+)
+def test_what_a_template_would_print_as_python_does_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"place: .*{message}"):
+        parse_record(value, "place")
+
+
+def test_a_turn_that_only_calls_tools_says_nothing() -> None:
+    calls = [{"id": "1", "function": {"name": "f"}}]
+    asked, done = CHAT["messages"]
+    for turn in (
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "assistant", "tool_calls": calls},
+    ):
+        record = parse_record({"messages": [asked, turn, {"role": "tool", "content": "r"}, done]}, "")
+        assert record.messages[1] == {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def test_parts_of_text_are_one_text() -> None:
+    parts = [{"type": "text", "text": "Q"}, {"type": "text", "text": "?"}]
+    record = parse_record({"messages": [{"role": "user", "content": parts}, CHAT["messages"][1]]}, "")
+    assert record.messages[0]["content"] == "Q?"
+
+
+def test_lines_end_at_line_feeds_alone_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    odd = {"prompt": "a\u2028b\u0085c", "completion": "d"}
+    text = json.dumps(odd, ensure_ascii=False) + "\r\n" + json.dumps(odd, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert [r.messages[0]["content"] for r in read_records(str(tmp_path / "a.jsonl"))] == ["a\u2028b\u0085c"] * 2
+
+
+LATIN = json.dumps(CHAT).encode() + b'\n{"prompt": "caf\xe9", "completion": "A"}\n'
+DAMAGED: dict[str, tuple[str, bytes, str]] = {
+    "not UTF-8": ("a.jsonl", LATIN, r"a\.jsonl:2: .*UTF-8"),
+    "nested without end": ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: "),
+    "not gzip": ("a.jsonl.gz", b"plain", "cannot be read"),
+    "cut gzip": ("a.jsonl.gz", gzip.compress(json.dumps(CHAT).encode())[:-9], "cannot be read"),
+    "not parquet": ("a.parquet", b"plain", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("name", "contents", "message"), DAMAGED.values(), ids=list(DAMAGED))
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, contents: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(DataError, match=message):
+        list(read_records(str(tmp_path / name)))

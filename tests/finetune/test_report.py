@@ -1,12 +1,19 @@
 """The report stage."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+from transformers import GPT2Config, GPT2LMHeadModel
+
 from medusa_spec.checkpoint import read_config
+from medusa_spec.finetune import run_pipeline
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.report import loops, run_report
 from medusa_spec.finetune.target import Target
+from medusa_spec.testing import tiny_tokenizer
+
+MakeConfig = Callable[..., FinetuneConfig]
 
 
 def test_the_report_holds_what_the_decoder_did(finished: FinetuneConfig) -> None:
@@ -35,3 +42,20 @@ def test_loops_are_seen_and_prose_is_not() -> None:
     assert not loops(list(range(200)))
     assert not loops([1, 2, 3])
     assert not loops([1, 2, 3] * 30 + list(range(64)))
+
+
+def test_prompts_that_learnt_positions_cannot_hold_are_left_out(make_config: MakeConfig, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": len(tokenizer), "n_positions": 90}
+    GPT2LMHeadModel(GPT2Config(**sizes, eos_token_id=tokenizer.eos_token_id)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words = ["short", "a question that is much longer than the others are, so that no answer fits behind it"]
+    records = [{"prompt": f"{number} {words[number % 2]}", "completion": "an answer"} for number in range(40)]
+    data = tmp_path / "chats.jsonl"
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = make_config(
+        tmp_path / "run", model=str(tmp_path / "model"), data=str(data), held_out=0.5, max_length=90, report_prompts=8
+    )
+    run_pipeline(config)
+    figures = json.loads((tmp_path / "run" / "report" / "report.json").read_text())
+    assert 0 < figures["measured"]["prompts"] < 8

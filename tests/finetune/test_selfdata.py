@@ -83,3 +83,16 @@ def test_the_opening_is_what_stands_before_the_users_words(config: FinetuneConfi
     target.tokenizer.chat_template = None
     with pytest.raises(DataError, match="chat template"):
         user_opening(target)
+
+
+def test_separators_of_lines_in_an_answer_part_no_lines(
+    config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batch(*args: Any) -> list[dict[str, Any]]:
+        turns = [{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "c\u0085d\ne"}]
+        return [{"source": "self", "finished": True, "messages": turns}]
+
+    monkeypatch.setattr(selfdata, "_batch", batch)
+    assert run_self(config, Target(config))["conversations"] == 1
+    (line,) = (Path(config.output) / "self.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n")
+    assert json.loads(line)["messages"][1]["content"] == "c\u0085d\ne"

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.target import Target, compute_dtype
+from medusa_spec.finetune.target import Target, compute_device, compute_dtype
 from medusa_spec.testing import save_tiny_model
 
 MakeConfig = Callable[..., FinetuneConfig]
@@ -44,3 +45,15 @@ def test_a_released_model_can_be_attached_again(make_config: MakeConfig, tmp_pat
     first = target.backbone
     assert target.release() is first.model and not first.attached
     assert target.backbone is not first and target.backbone.attached
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(make_config: MakeConfig, tmp_path: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device must be .* got '{device}'"):
+        compute_device(make_config(tmp_path, device=device))
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "no-such-model"])
+def test_a_model_that_is_not_there_is_named(make_config: MakeConfig, tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"model must be .* got '{name}'"):
+        _ = Target(make_config(tmp_path, model=name)).tokenizer

@@ -45,3 +45,11 @@ def test_a_shard_that_does_not_fit_the_manifest_is_refused(tmp_path: Path) -> No
     write_json(tmp_path / "manifest.json", {"splits": {"train": {"shards": 1, "conversations": 5}}})
     with pytest.raises(DataError, match="5 train conversations .* got 3"):
         TokenData(tmp_path, "train")
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    written(tmp_path, 1000)
+    path = tmp_path / "train-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DataError, match="train-00000.* cannot be read"):
+        TokenData(tmp_path, "train")

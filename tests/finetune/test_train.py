@@ -97,3 +97,12 @@ def test_trained_heads_are_read_as_they_will_be_used(finished: FinetuneConfig) -
     heads = load_trained(finished, Target(finished).backbone)
     stored = trained_weights(finished)
     assert all(torch.equal(tensor, stored[name].to(tensor.dtype)) for name, tensor in heads.state_dict().items())
+
+
+def test_damaged_trained_heads_are_named(finished: FinetuneConfig, tmp_path: Path) -> None:
+    shutil.copytree(finished.output, tmp_path / "run")
+    config = replace(finished, output=str(tmp_path / "run"))
+    path = tmp_path / "run" / "train" / "heads.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=r"heads\.safetensors cannot be read"):
+        load_trained(config, Target(config).backbone)

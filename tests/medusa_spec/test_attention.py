@@ -203,3 +203,9 @@ def test_the_pass_follows_a_sharded_model_to_another_device() -> None:
     assert run.to(torch.device("cpu")) is run
     moved = run.to(torch.device("meta"))
     assert (moved.shape, moved.cache, moved.device.type) == (run.shape, run.cache, "meta")
+
+
+def test_a_hook_that_moves_nothing_moves_nothing() -> None:
+    tree_pass = TreePass(shape=chain(2), cache=Prefixes([5]), device=torch.device("cpu"))
+    assert tree_pass.to(None) is tree_pass.to(torch.device("cpu")) is tree_pass.to("cpu") is tree_pass
+    assert tree_pass.to(torch.device("meta")).device.type == "meta"

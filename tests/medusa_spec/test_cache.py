@@ -8,7 +8,7 @@ from transformers import DynamicCache, LlamaConfig, StaticCache
 from medusa_spec import cache as cache_file
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone
-from medusa_spec.cache import SlabCache, _Slab, layer_windows
+from medusa_spec.cache import ALIGNMENT, LONGEST_RESERVE, SlabCache, _Slab, layer_windows
 from medusa_spec.errors import UnsupportedError
 from medusa_spec.testing import tiny
 from medusa_spec.tree import TreeShape, chain, shape_of
@@ -255,3 +255,12 @@ def test_other_caches_are_refused_by_name() -> None:
     made = config(["full_attention"])
     with pytest.raises(UnsupportedError, match="got StaticCache"):
         SlabCache(made).load(StaticCache(config=made, max_cache_len=8))
+
+
+def test_a_reserve_that_nobody_needs_costs_no_memory() -> None:
+    cache = SlabCache(tiny("llama").config)
+    states = torch.randn(1, 2, 5, 8)
+    for layer in cache.layers:
+        layer.update(states, states)
+    cache.seal(10**12)
+    assert cache.layers[0].keys.shape[2] <= LONGEST_RESERVE + 5 + 2 * ALIGNMENT

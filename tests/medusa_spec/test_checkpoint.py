@@ -237,3 +237,15 @@ def test_heads_are_found_by_path_by_packaged_name_or_not_at_all(
         heads_folder("org/large")
     with pytest.raises(CheckpointError, match=f"folder with a {CONFIG_NAME}"):
         heads_folder(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [[1, 5, 9, 70, 70], [5, 1, 9, 70, 127]], ids=["double", "unsorted"])
+def test_draft_ids_that_do_not_rise_are_refused(backbone: Backbone, saved: Path, ids: list[int]) -> None:
+    change_state(saved, lambda state: state.update(draft_ids=torch.tensor(ids)))
+    with pytest.raises(CheckpointError, match="draft_ids must rise"):
+        load_heads(saved, backbone)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", ""])
+def test_what_can_be_no_name_names_no_heads(name: str) -> None:
+    assert not names_heads(name)

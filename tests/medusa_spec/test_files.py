@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from medusa_spec import files
+from medusa_spec.errors import CheckpointError
 from medusa_spec.files import read_json, write_json, write_tensors, write_text
 
 
@@ -37,3 +38,11 @@ def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch
 def test_text_is_not_translated(tmp_path: Path) -> None:
     write_text(tmp_path / "a", "é\n")
     assert (tmp_path / "a").read_bytes() == "é\n".encode()
+
+
+@pytest.mark.parametrize("contents", [None, b"", b"{", b"\xff"])
+def test_json_that_is_none_is_named(tmp_path: Path, contents: bytes | None) -> None:
+    if contents is not None:
+        (tmp_path / "a.json").write_bytes(contents)
+    with pytest.raises(CheckpointError, match=r"a\.json cannot be read"):
+        read_json(tmp_path / "a.json")

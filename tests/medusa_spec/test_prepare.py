@@ -149,3 +149,23 @@ def test_detach_takes_the_preparation_back(make_model):
 
 def test_preparation_can_be_declined(make_model):
     assert not MedusaModel(make_model("llama", dtype=torch.bfloat16), prepare=False).prepared.layers
+
+
+def test_an_interrupted_preparation_gives_the_model_back(make_model, monkeypatch):
+    model = make_model("llama", dtype=torch.bfloat16)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    pack, left = prepare_module.pack_layer, [4]
+
+    def interrupted(*args, **kwargs):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return pack(*args, **kwargs)
+
+    monkeypatch.setattr(prepare_module, "pack_layer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        MedusaModel(model, probe=False)
+    assert left == [0]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any("packed" in module.__dict__ for module in model.modules())
+    assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}

@@ -96,3 +96,16 @@ def test_encoding_goes_through_the_chat_template_only_if_wanted() -> None:
 def test_empty_text_is_refused() -> None:
     with pytest.raises(DataError, match="empty"):
         encode(tiny_tokenizer(), as_prompt("").messages, chat_template=False)
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    odd = "a\u2028b\u0085c"
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + (json.dumps({"prompt": odd}, ensure_ascii=False) + "\r\n").encode() * 2)
+    assert [prompt.messages[0]["content"] for prompt in read_prompts(path)] == [odd, odd]
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_bytes(b'{"prompt": "caf\xe9"}')
+    with pytest.raises(DataError, match="UTF-8"):
+        read_prompts(tmp_path / "prompts.jsonl")

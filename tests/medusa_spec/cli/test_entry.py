@@ -47,3 +47,11 @@ def test_help_loads_no_torch() -> None:
     code += "except SystemExit:\n    assert 'torch' not in sys.modules\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_file_in_the_way_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    options = ("--model", "m", "--data", "d.jsonl", "--output", str(tmp_path / "file"))
+    assert _exit_code("finetune", *options) == USER_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith("medusa-spec: ") and str(tmp_path / "file") in error

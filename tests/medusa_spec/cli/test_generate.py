@@ -86,3 +86,16 @@ def test_missing_model_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixt
     assert _run(str(tmp_path / "absent"), "--prompt", "x", "--drafter", "ngram") == 2
     error = capsys.readouterr().err
     assert "absent" in error and "Traceback" not in error
+
+
+def test_a_prompt_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_prompt(None, tmp_path / "prompt.txt")
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "no/such/folder", "no-such-model"])
+def test_a_model_that_is_not_there_is_one_message(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(name, "--prompt", "x") == 2
+    error = capsys.readouterr().err
+    assert f"got '{name}'" in error and "Traceback" not in error
