@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from medusa_spec.errors import DataError
 
@@ -168,7 +168,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
                 ) from error
 
 
-def _next_line(path: Path, file: IO[bytes]) -> bytes:
+def _next_line(path: Path, file: Any) -> bytes:
     try:
         return file.readline()
     except (OSError, EOFError, zlib.error) as error:

@@ -15,10 +15,10 @@ import torch
 from accelerate.utils import align_module_device
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 
 from medusa_spec.attention import TreePass, tree_attention
+from medusa_spec.cache import SlabCache
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection
 
@@ -154,7 +154,7 @@ class Backbone:
         rotary = getattr(self.config, "rope_parameters", None)
         return None if rotary else getattr(self.config, "max_position_embeddings", None)
 
-    def reads_anew(self, ids: torch.Tensor, cache: Cache) -> bool:
+    def reads_anew(self, ids: torch.Tensor, cache: SlabCache) -> bool:
         """Whether plain generation would drop its cache now and read the whole text again.
 
         Phi-3 does so once, where the text grows past the length at which its rotary factors change. The model's own
