@@ -304,7 +304,7 @@ class Backbone:
 
         Drafts only need their order to be right, so what is not understood is left out rather than refused.
         """
-        ids = torch.arange(1, 9, device=self.device).remainder(self.vocab_size).unsqueeze(0)
+        ids = torch.arange(1, 9, device=self.device).remainder(self.ids_below).unsqueeze(0)
         out = self.forward(ids)
         raw = self.lm_head(out.h)[..., : self.vocab_size].detach().double()
         logits = out.logits.double()

@@ -47,7 +47,7 @@ def measure_pass_times(
 def pass_timer(backbone: Backbone, size: int, prefix: int) -> Callable[[], None]:
     """A function that makes one verify pass of `size` nodes behind `prefix` tokens, choice at every node included."""
     cache = SlabCache(backbone.config)
-    prompt = (torch.arange(prefix, device=backbone.device) % backbone.vocab_size).unsqueeze(0)
+    prompt = (torch.arange(prefix, device=backbone.device) % backbone.ids_below).unsqueeze(0)
     backbone.forward(prompt, last_only=True, cache=cache)
     cache.seal(size)
     shape, ids = _bush(size), torch.zeros(1, size, dtype=torch.long, device=backbone.device)

@@ -140,8 +140,8 @@ def _probe_twin(backbone: Backbone) -> str:
 
 def _prompt(backbone: Backbone, length: int) -> torch.Tensor:
     """Arbitrary ids [1, length], different from one another where the vocabulary allows it."""
-    ids = (torch.arange(1, length + 1) * 7919) % max(2, backbone.vocab_size - 1) + 1
-    return (ids % backbone.vocab_size).unsqueeze(0).to(backbone.device)
+    ids = (torch.arange(1, length + 1) * 7919) % max(2, backbone.ids_below - 1) + 1
+    return (ids % backbone.ids_below).unsqueeze(0).to(backbone.device)
 
 
 def _kinds(backbone: Backbone) -> list[str]:
