@@ -55,10 +55,10 @@ def visibility(shape: TreeShape, *, length: int, base: int, window: int | None) 
     end = length - base
     if window is None:
         return Visibility(first=0, common=0, end=end, mask=shape.mask)
-    depths = torch.tensor(shape.depths)
+    depths = torch.tensor(shape.depths, device="cpu")  # as the mask, whatever the user's default device is
     left = (length + depths - window + 1).clamp(base, length) - base  # first prefix slot that each node sees
     first, common = int(left.min()), int(left.max())
-    boundary = torch.arange(first, common) >= left[:, None]
+    boundary = torch.arange(first, common, device="cpu") >= left[:, None]
     near = depths[:, None] - depths[None, :] < window
     return Visibility(first=first, common=common, end=end, mask=torch.cat([boundary, shape.mask & near], dim=1))
 
@@ -128,7 +128,7 @@ class TreePass:
             if whole:
                 common = mask.new_ones(mask.shape[0], seen.end - seen.common)
                 mask = torch.cat([mask[:, :boundary], common, mask[:, boundary:]], dim=1)
-            bias = torch.zeros(mask.shape, dtype=like.dtype).masked_fill_(~mask, float("-inf"))
+            bias = torch.zeros(mask.shape, dtype=like.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
             self._biases[key] = bias.to(like.device).repeat(groups, 1)[None, None]
         return self._biases[key]
 
@@ -165,6 +165,8 @@ def tree_attention(
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
+    if not query.dtype == key.dtype == value.dtype:  # under autocast, where a rotation widens some of them
+        key, value = key.to(query.dtype), value.to(query.dtype)
     rows = [
         _attend_row(query[row, None], key[row, None], value[row, None], row, layer, tree_pass, scale, softcap, s_aux)
         for row in range(query.shape[0])

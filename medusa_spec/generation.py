@@ -158,7 +158,7 @@ def _decode_in_generate(
         processors=logits_processor,
         prefill_chunk=generation_config.prefill_chunk_size,
         draft_nodes=draft_nodes,
-        emit=None if bound_streamer is None else lambda token: bound_streamer.put(torch.tensor([token])),
+        emit=None if bound_streamer is None else lambda token: bound_streamer.put(torch.tensor([token], device="cpu")),
         keep_scores=returns_dict and bool(generation_config.output_scores),
         keep_logits=returns_dict and bool(generation_config.output_logits),
         go_on=_others_are_decoding(model, bound_synced_gpus),

@@ -104,20 +104,23 @@ def pack_layer(layer: nn.Linear, *, keep_dense: bool) -> int:
 
     Args:
         layer: An `nn.Linear` itself, no subclass.
-        keep_dense: Keep the dense weight beside the packed one.
+        keep_dense: Keep the dense weight beside the packed one. That of one input or output is always kept: strides
+            of 0, which mark a weight that is gone, cannot mark it.
 
     Returns:
         Bytes that this adds to the memory: those of the copy, or none.
     """
     made: Any = layer  # its class changes in place, which type checkers cannot follow
     made.packed = PackedLinear(layer.weight)
-    if not keep_dense:
+    if not keep_dense and min(layer.weight.shape) > 1:
         made.__class__ = FrozenPackedLinear  # first: whatever interrupts, the weight can be restored
-        made.weight.data = torch.full((1, 1), float("nan"), dtype=torch.bfloat16).expand(layer.weight.shape)
+        made.weight.data = torch.full((1, 1), float("nan"), dtype=torch.bfloat16, device="cpu").expand(
+            layer.weight.shape
+        )
         return 0
     weight = layer.weight.detach()
     step = max(1, weight.numel() // WATCHED)
-    made.places = torch.arange(0, weight.numel(), step | 1)  # odd, so that the sample visits every column
+    made.places = torch.arange(0, weight.numel(), step | 1, device="cpu")  # odd, so that the sample visits every column
     made.sample = weight.reshape(-1)[made.places]
     made.state = (id(layer.weight), layer.weight.data_ptr(), layer.weight._version)
     made.__class__ = KeptDenseLinear

@@ -65,11 +65,17 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., inputs] and a bias [outputs] to [..., outputs], bfloat16."""
+        if x.shape[-1] != self.inputs or x.dtype != torch.bfloat16 or x.device.type != "cpu":
+            raise ValueError(
+                f"x must be bfloat16 on the CPU with {self.inputs} features, got {x.dtype} on {x.device} with "
+                f"{x.shape[-1]}"
+            )
         x = x.contiguous()
         bias = None if bias is None else bias.detach().float().contiguous()
         rows = x.numel() // self.inputs
-        y = torch.empty(*x.shape[:-1], self.outputs, dtype=torch.bfloat16)
-        scratch = torch.empty(rows * self.inputs)
+        # The kernel knows addresses alone: dtype and device must not be left to the user's defaults.
+        y = torch.empty(*x.shape[:-1], self.outputs, dtype=torch.bfloat16, device="cpu")
+        scratch = torch.empty(rows * self.inputs, dtype=torch.float32, device="cpu")
         self._kernel(
             x.data_ptr(),
             self._weight_at,

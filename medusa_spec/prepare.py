@@ -89,7 +89,7 @@ def _gain(layer: nn.Linear) -> float:
     packed, seconds = PackedLinear(layer.weight), {"torch": 0.0, "packed": 0.0}
     with torch.inference_mode():
         for rows in (1, 4, 16):
-            x = torch.ones(rows, layer.in_features, dtype=torch.bfloat16)
+            x = torch.ones(rows, layer.in_features, dtype=torch.bfloat16, device="cpu")
             for name, linear in (
                 ("torch", lambda x: nn.functional.linear(x, layer.weight, layer.bias)),
                 ("packed", lambda x: packed(x, layer.bias)),

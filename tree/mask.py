@@ -22,7 +22,7 @@ def ancestor_mask(parents: Sequence[int]) -> torch.Tensor:
     Returns:
         Bool tensor [N, N]; `mask[i, j]` is true if j is i or an ancestor of i.
     """
-    mask = torch.eye(len(parents), dtype=torch.bool)
+    mask = torch.eye(len(parents), dtype=torch.bool, device="cpu")
     for node, parent in enumerate(parents):
         if parent >= 0:
             mask[node] |= mask[parent]

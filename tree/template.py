@@ -71,7 +71,8 @@ class TreeTemplate:
             Int64 tensor [N - 1].
         """
         width = self.width
-        return torch.tensor([(len(path) - 1) * width + path[-1] for path in self.paths], dtype=torch.long)
+        places = [(len(path) - 1) * width + path[-1] for path in self.paths]
+        return torch.tensor(places, dtype=torch.long, device="cpu")
 
     def to_list(self) -> list[list[int]]:
         """The paths as nested lists, for JSON."""

@@ -12,9 +12,10 @@ from medusa_spec.cli.show import (
 )
 from medusa_spec.comparison import Comparison
 from medusa_spec.comparison_table import ARM_NAMES, columns
+from medusa_spec.excuse import ALLOWANCE, explain
 from medusa_spec.machine import quiet_words
 from medusa_spec.measure import compare
-from medusa_spec.prompts import Prompt, packaged_prompts, read_prompts
+from medusa_spec.prompts import Prompt, encode, packaged_prompts, read_prompts
 
 
 def demo(*, heads: str | None, drafter: str | None, limit: int, max_new_tokens: int, baseline: bool) -> None:
@@ -23,7 +24,8 @@ def demo(*, heads: str | None, drafter: str | None, limit: int, max_new_tokens: 
     loaded = load(None, heads, drafter)
     if loaded.note:
         print(loaded.note)
-    untouched = load_baseline(loaded.model) if baseline else None
+    untouched: Any = load_baseline(loaded.model) if baseline else None
+    prompts = read_prompts(packaged_prompts(), limit=limit)
     print(f"Marked in the tree's text: {explain_marks(accepted_marks(sys.stdout))}.")
     if untouched is not None:
         print("Hugging Face's generate decodes every prompt, too, unseen.")
@@ -31,12 +33,34 @@ def demo(*, heads: str | None, drafter: str | None, limit: int, max_new_tokens: 
         loaded.model,
         untouched,
         loaded.tokenizer,
-        read_prompts(packaged_prompts(), limit=limit),
+        prompts,
         max_new_tokens=max_new_tokens,
         labels=loaded.labels,
         watch=_Stage(loaded),
     )
     print(f"\n{summary(comparison)}")
+    if untouched is not None:
+        print(ties(untouched, loaded, prompts, comparison))
+
+
+def ties(untouched: Any, loaded: Loaded, prompts: list[Prompt], comparison: Comparison) -> str:
+    """What is behind outputs that differ from Hugging Face's: ties that rounding tipped, or a fault."""
+    excused, faults, widest = 0, 0, 0.0
+    for prompt, record in zip(prompts, comparison.records, strict=True):
+        ids = encode(loaded.tokenizer, prompt.messages)["input_ids"]
+        found = explain(untouched, ids, record.runs["hf"].tokens, record.runs["tree"].tokens)
+        if found is not None:
+            excused, faults = excused + found.excused, faults + (not found.excused)
+            widest = max(widest, found.gap / found.noise if found.noise else float("inf"))
+    if not excused + faults:
+        return "every token is the one that Hugging Face's generate gives"
+    if faults:
+        return f"{faults} outputs differ where rounding does not explain it: please report this as a fault"
+    return (
+        f"{excused} outputs differ from Hugging Face's, each at a tie within rounding: the two likeliest tokens lie at\n"
+        f"most {widest:.1f} times as far apart there as two ways of Hugging Face's own to compute the same logits\n"
+        f"(allowed: {ALLOWANCE:.0f}; in float64 all outputs are equal)"
+    )
 
 
 def summary(comparison: Comparison) -> str:

@@ -209,3 +209,12 @@ def test_a_hook_that_moves_nothing_moves_nothing() -> None:
     tree_pass = TreePass(shape=chain(2), cache=Prefixes([5]), device=torch.device("cpu"))
     assert tree_pass.to(None) is tree_pass.to(torch.device("cpu")) is tree_pass.to("cpu") is tree_pass
     assert tree_pass.to(torch.device("meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_visibility_is_worked_out_on_the_host_whatever_the_default_device_is(window: int | None) -> None:
+    expected = visibility(BUSH, length=9, base=0, window=window)
+    with torch.device("meta"):
+        seen = visibility(BUSH, length=9, base=0, window=window)
+    assert (seen.first, seen.common, seen.end) == (expected.first, expected.common, expected.end)
+    assert torch.equal(seen.mask, expected.mask)

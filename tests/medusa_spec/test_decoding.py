@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from medusa_spec import MedusaModel, NgramDrafter, TokenTree
+from medusa_spec.figures import first_difference
 from medusa_spec.tree import chain
 
 NEW = 30
@@ -282,3 +283,16 @@ def test_end_of_sequence_as_the_first_token_and_as_padding(llama, scripted, prom
     drafted = model.generate(ids, do_sample=False, max_new_tokens=40, eos_token_id=eos, pad_token_id=eos)
     assert torch.equal(drafted, answer[:, :7])
     assert (model.last_stats.tau, model.last_stats.mu) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gpt2", "gpt-oss"])
+def test_under_autocast_a_tree_decodes_as_one_node_does(make_model, scripted, prompt, name):
+    """A rotation widens queries and keys there, and not the values."""
+    model, ids = make_model(name, dtype=torch.float32), prompt(9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        answer = plain(model, ids)
+        wrapped = MedusaModel(model, drafter=scripted(answer[0].tolist(), right=0.8), probe=False)
+        drafted = wrapped.generate(ids, do_sample=False, max_new_tokens=NEW)
+    difference = first_difference(answer[0].tolist(), drafted[0].tolist())
+    assert difference is None or difference > 9 + 3  # bfloat16 may tip a choice
+    assert wrapped.last_stats.accepted > 0

@@ -143,3 +143,16 @@ def test_gradients_flow_as_before(layer, x):
         module(x).float().square().sum().backward()
     assert torch.equal(packed.weight.grad, plain.weight.grad)
     assert torch.equal(packed.bias.grad, plain.bias.grad)
+
+
+@pytest.mark.parametrize("keep_dense", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 1), (1, 24), (1, 1)])
+def test_a_layer_of_one_input_or_output_keeps_its_weight(inputs, outputs, keep_dense):
+    """Gates of mixtures of experts are such layers."""
+    layer = nn.Linear(inputs, outputs).bfloat16().requires_grad_(False)
+    plain, x = copy.deepcopy(layer), torch.randn(3, inputs).bfloat16()
+    pack_layer(layer, keep_dense=keep_dense)
+    torch.testing.assert_close(layer(x), plain(x), rtol=2e-2, atol=2e-2)
+    assert torch.equal(layer.weight, plain.weight)
+    restore(layer)
+    assert type(layer) is nn.Linear and torch.equal(layer.weight, plain.weight)

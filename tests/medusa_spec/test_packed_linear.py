@@ -90,3 +90,32 @@ def test_without_the_kernel_torch_s_linear_serves(monkeypatch):
     monkeypatch.setattr(packed_linear, "_kernel", lambda: None)
     weight, x = torch.randn(8, 4).bfloat16(), torch.randn(2, 4).bfloat16()
     assert torch.equal(fast_linear(weight)(x), torch.nn.functional.linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_the_users_default_dtype_changes_nothing(dtype):
+    """Memory that the kernel writes to is of its own dtype: a smaller one would be written past its end."""
+    linear, x = PackedLinear(torch.randn(64, 512).bfloat16()), torch.randn(16, 512).bfloat16()
+    expected = linear(x)
+    torch.set_default_dtype(dtype)
+    try:
+        assert all(torch.equal(linear(x), expected) for _ in range(20))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_users_default_device_changes_nothing():
+    linear, x = PackedLinear(torch.randn(64, 32).bfloat16()), torch.randn(3, 32).bfloat16()
+    expected = linear(x)
+    with torch.device("meta"):
+        assert torch.equal(linear(x), expected)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.ones(4, 16).bfloat16(), torch.ones(4, 32), torch.ones(4, 32, device="meta").bfloat16()],
+    ids=["width", "dtype", "device"],
+)
+def test_what_the_kernel_would_misread_is_an_error(x):
+    with pytest.raises(ValueError, match="bfloat16 on the CPU with 32 features"):
+        PackedLinear(torch.randn(64, 32).bfloat16())(x)

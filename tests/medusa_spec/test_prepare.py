@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2MoeConfig
 
 from medusa_spec import MedusaModel
 from medusa_spec import prepare as prepare_module
@@ -169,3 +169,18 @@ def test_an_interrupted_preparation_gives_the_model_back(make_model, monkeypatch
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any("packed" in module.__dict__ for module in model.modules())
     assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
+
+
+def test_a_gate_of_one_output_survives(prompt):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = Qwen2MoeConfig(
+        vocab_size=128, intermediate_size=48, shared_expert_intermediate_size=16, **sizes, **experts
+    )
+    model = AutoModelForCausalLM.from_config(config).bfloat16().eval()
+    assert model.model.layers[0].mlp.shared_expert_gate.out_features == 1
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    wrapped = MedusaModel(model, drafter="ngram")
+    assert wrapped.prepared.layers and model(prompt(9)).logits.isfinite().all()
+    wrapped.detach()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

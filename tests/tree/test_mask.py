@@ -31,3 +31,8 @@ def test_a_chain_gives_the_causal_mask() -> None:
 def test_the_drawing_in_the_docstring() -> None:
     expected = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
     assert ancestor_mask((-1, 0, 1, 0)).int().tolist() == expected
+
+
+def test_the_users_default_device_changes_nothing() -> None:
+    with torch.device("meta"):
+        assert ancestor_mask((-1, 0, 1, 0)).device.type == "cpu"

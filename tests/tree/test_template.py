@@ -76,3 +76,8 @@ def test_paths_that_cannot_be_are_refused(paths: tuple[tuple[int, ...], ...], me
 def test_a_chain_template_is_every_heads_first_guess() -> None:
     assert chain_template(3).paths == ((0,), (0, 0), (0, 0, 0))
     assert chain_template(0).shape.size == 1
+
+
+def test_slots_are_made_on_the_host_whatever_the_default_device_is() -> None:
+    with torch.device("meta"):
+        assert TreeTemplate(paths=((0,), (0, 0), (1,))).slots().tolist() == [0, 2, 1]
