@@ -58,8 +58,8 @@ def ties(untouched: Any, loaded: Loaded, prompts: list[Prompt], comparison: Comp
         return f"{faults} outputs differ where rounding does not explain it: please report this as a fault"
     return (
         f"{excused} outputs differ from Hugging Face's, each at a tie within rounding: the two likeliest tokens\n"
-        f"lie at most {widest:.1f} times as far apart there as two ways of Hugging Face's own to compute the same logits\n"
-        f"(allowed: {ALLOWANCE:.0f}; in float64 all outputs are equal)"
+        f"lie at most {widest:.1f} times as far apart there as two ways of its own to compute the same\n"
+        f"logits (allowed: {ALLOWANCE:.0f}; in float64 all outputs are equal)"
     )
 
 
