@@ -7,9 +7,7 @@ All are timed in turn, round after round, in one process; medians count. Then th
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from medusa_spec.backbone import Backbone
 from medusa_spec.comparison_table import columns
-from medusa_spec.cost import pass_timer
+from medusa_spec.cost import median_seconds, pass_timer
 from medusa_spec.default_model import default_model_path
 from medusa_spec.machine import LoadWatch, machine_facts, quiet_words
 from medusa_spec.prepare import prepare
@@ -41,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for size in options.sizes:
             timers[f"not prepared, N = {size}"] = pass_timer(plain, size, prefix)
             timers[f"prepared, N = {size}"] = pass_timer(packed, size, prefix)
-        found = {key: seconds * 1e3 for key, seconds in medians(timers, options.rounds).items()}
+        found = {key: seconds * 1e3 for key, seconds in median_seconds(timers, options.rounds).items()}
         results["passes_ms"][prefix] = found
         unit = found["Hugging Face, 1 token"]
         rows = [[f"prefix {prefix}", "ms", "x Hugging Face's 1 token"]]
@@ -51,18 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(quiet_words(load.others()), end="\n\n")
     facts = machine_facts(packed.device, packed.dtype)
     print(json.dumps({**results, "busy_cores_elsewhere": load.others(), "machine": facts}))
-
-
-def medians(timers: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, run in turn; the first round is not counted."""
-    seconds: dict[str, list[float]] = {key: [] for key in timers}
-    for lap in range(rounds + 1):
-        for key, run in timers.items():
-            began = perf_counter()
-            run()
-            if lap:
-                seconds[key].append(perf_counter() - began)
-    return {key: statistics.median(values) for key, values in seconds.items()}
 
 
 def _hugging_face_timer(model: Any, prefix: int) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -33,15 +34,19 @@ def measure_pass_times(
     Returns:
         Seconds by N.
     """
-    timers = {size: pass_timer(backbone, size, prefix) for size in sizes}
-    seconds: dict[int, list[float]] = {size: [] for size in sizes}
-    for lap in range(repeats + 1):
-        for size, run in timers.items():
+    return median_seconds({size: pass_timer(backbone, size, prefix) for size in sizes}, repeats)
+
+
+def median_seconds(timers: Mapping[Any, Callable[[], None]], rounds: int) -> dict[Any, float]:
+    """Median seconds of each function, by key; all run in turn, and the first round does not count."""
+    seconds: dict[Any, list[float]] = {key: [] for key in timers}
+    for lap in range(rounds + 1):
+        for key, run in timers.items():
             began = perf_counter()
             run()
             if lap:
-                seconds[size].append(perf_counter() - began)
-    return {size: statistics.median(times) for size, times in seconds.items()}
+                seconds[key].append(perf_counter() - began)
+    return {key: statistics.median(values) for key, values in seconds.items()}
 
 
 def pass_timer(backbone: Backbone, size: int, prefix: int) -> Callable[[], None]:
