@@ -61,14 +61,17 @@ def read_records(name: str) -> Iterator[Record]:
 
 
 def fingerprint(name: str) -> str:
-    """Hash of a file's contents; for a hub data set its name, which is all one has without loading it."""
+    """Hash of the contents of a file, or of all files of a folder; for a hub data set its name, which is all one has
+    without loading it."""
     path = Path(name)
-    if not path.is_file():
+    if not path.exists():
         return f"dataset:{name}"
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    for part in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
+        digest.update(str(part.relative_to(path)).encode() if part != path else b"")
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()[:32]
 
 

@@ -74,6 +74,8 @@ def user_opening(target: Target) -> str:
     """
     if target.tokenizer.chat_template is None:
         raise DataError("data = 'self' needs a tokenizer with a chat template, but it has none; give data instead")
+    if not target.eos_ids:
+        raise DataError("data = 'self' needs a model with an end-of-sequence token, but it has none; give data instead")
     text = target.tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
     before, found, _ = str(text).partition(MARK)
     if not found:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from accelerate.utils import align_module_device
@@ -28,8 +28,9 @@ TREE_ARGUMENT = "medusa_tree_pass"
 _capture: ContextVar[list[torch.Tensor] | None] = ContextVar("medusa_spec_capture", default=None)
 """Where the LM head's input of *this* context's forward goes; other threads' forwards see None."""
 
-_attached_heads: WeakSet[nn.Module] = WeakSet()
-"""LM heads of attached models. A deep copy of such a model brings the hook along without being one of them."""
+_attached: "WeakKeyDictionary[nn.Module, ref[Backbone]]" = WeakKeyDictionary()
+"""Backbones of attached models by LM head. A deep copy of such a model brings the hook along without being here, and a
+backbone that nobody holds any more stands in nobody's way."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +73,8 @@ class Backbone:
                 f"{type(self.model).__name__}.forward takes no position_ids, which a tree needs (its nodes' positions "
                 "are not their places in the row); use the model without medusa-spec"
             )
-        if self.lm_head in _attached_heads:
+        other = _attached.get(self.lm_head)
+        if other is not None and other() is not None:
             raise AttachError(
                 f"this {type(self.model).__name__} is already wrapped; use the MedusaModel that wraps it, or call its "
                 "detach() first"
@@ -80,9 +82,9 @@ class Backbone:
         self._originals = _attach(self.model)
         for key, hook in list(self.lm_head._forward_pre_hooks.items()):
             if hook is _capture_input:
-                del self.lm_head._forward_pre_hooks[key]  # a deep copy of an attached model was given
+                del self.lm_head._forward_pre_hooks[key]  # of another backbone, which is gone or the original's
         self._hook = self.lm_head.register_forward_pre_hook(_capture_input)
-        _attached_heads.add(self.lm_head)
+        _attached[self.lm_head] = ref(self)
         self.adapters = adapter_state(self.model)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -91,7 +93,7 @@ class Backbone:
         for _, original in self._originals:
             _register(original)
         if self.attached:
-            _attached_heads.add(self.lm_head)
+            _attached[self.lm_head] = ref(self)
 
     @property
     def device(self) -> torch.device:
@@ -189,7 +191,7 @@ class Backbone:
             config._attn_implementation_internal = original
         self._originals = []
         self._hook.remove()
-        _attached_heads.discard(self.lm_head)
+        _attached.pop(self.lm_head, None)
 
     def check_unchanged(self) -> None:
         """Raises AttachError if an adapter was added, switched, merged or disabled since the attach."""

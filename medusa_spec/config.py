@@ -82,17 +82,20 @@ class MedusaConfig:
                 parts["tree"] = TreeTemplate.from_list(values["tree"])
             if values.get("values") is not None:
                 parts["values"] = _read_values(values["values"])
-            _check_depth(parts)
+            _check_sizes(parts)
             return cls(**parts)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"medusa_config.json is malformed: {error!r}; restore it or train again") from error
 
 
-def _check_depth(parts: dict[str, Any]) -> None:
+def _check_sizes(parts: dict[str, Any]) -> None:
     for name in ("tree", "values"):
         part, heads = parts.get(name), parts["heads"].num_heads
         if part is not None and part.depth > heads:
             raise ValueError(f"{name} must be at most {heads} deep, one level per head, got depth {part.depth}")
+        ranks = parts["heads"].num_draft_tokens
+        if part is not None and part.width > ranks:
+            raise ValueError(f"{name} must use ranks below {ranks}, the draft vocabulary's size, got {part.width - 1}")
 
 
 def _read_values(values: dict[str, Any]) -> PathValues:

@@ -152,3 +152,15 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, contents: bytes, mes
     (tmp_path / name).write_bytes(contents)
     with pytest.raises(DataError, match=message):
         list(read_records(str(tmp_path / name)))
+
+
+def test_the_fingerprint_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "set" / "more").mkdir(parents=True)
+    write(tmp_path / "set" / "a.jsonl", CHAT)
+    write(tmp_path / "set" / "more" / "b.jsonl", CHAT)
+    first = fingerprint(str(tmp_path / "set"))
+    assert fingerprint(str(tmp_path / "set")) == first
+    write(tmp_path / "set" / "more" / "b.jsonl", PAIR)
+    second = fingerprint(str(tmp_path / "set"))
+    (tmp_path / "set" / "more" / "b.jsonl").rename(tmp_path / "set" / "more" / "c.jsonl")
+    assert len({first, second, fingerprint(str(tmp_path / "set"))}) == 3

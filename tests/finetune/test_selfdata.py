@@ -96,3 +96,10 @@ def test_separators_of_lines_in_an_answer_part_no_lines(
     assert run_self(config, Target(config))["conversations"] == 1
     (line,) = (Path(config.output) / "self.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n")
     assert json.loads(line)["messages"][1]["content"] == "c\u0085d\ne"
+
+
+def test_a_model_that_never_ends_is_refused(config: FinetuneConfig) -> None:
+    target = Target(config)
+    target.__dict__["eos_ids"] = frozenset()
+    with pytest.raises(DataError, match="end-of-sequence"):
+        user_opening(target)

@@ -1,6 +1,7 @@
 """Attaching changes nothing that anyone else sees."""
 
 import copy
+import gc
 import pickle
 import threading
 
@@ -237,3 +238,14 @@ def test_a_text_beyond_learnt_positions_is_named(make_model, prompt):
     assert backbone.hidden_states(prompt(16)).shape == (1, 16, 32)
     with pytest.raises(ConfigError, match="at most 16, .* got a text of 17 tokens"):
         backbone.hidden_states(prompt(17))
+
+
+def test_a_model_whose_wrapper_nobody_holds_can_be_wrapped_again(llama, scripted, prompt):
+    ids = prompt(9)
+    answer = llama.generate(ids, do_sample=False, max_new_tokens=20)
+    MedusaModel(llama, drafter="ngram", probe=False)  # as in a cell that is run again
+    gc.collect()
+    model = MedusaModel(llama, drafter=scripted(answer[0].tolist(), right=0.8))
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=20), answer)
+    model.detach()
+    assert llama.config._attn_implementation == "sdpa" and not llama.lm_head._forward_pre_hooks

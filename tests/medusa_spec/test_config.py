@@ -91,3 +91,13 @@ def test_what_would_fail_in_the_middle_of_decoding_fails_on_loading(change: dict
 def test_a_tree_without_nodes_is_kept_apart_from_none() -> None:
     config = MedusaConfig(heads=CONFIG.heads, tree=TreeTemplate(paths=()))
     assert MedusaConfig.from_dict(json.loads(json.dumps(config.to_dict()))).tree == TreeTemplate(paths=())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tree": [[rank] for rank in range(51)]}, {"values": {"total": 9, "counts": [], "singles": [[0] * 51]}}],
+    ids=["tree", "values"],
+)
+def test_more_ranks_than_there_are_draft_tokens_are_refused_with_both_numbers(change: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="ranks below 50, .* got 50"):
+        MedusaConfig.from_dict({**CONFIG.to_dict(), **change})
