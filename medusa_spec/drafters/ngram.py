@@ -70,9 +70,10 @@ class _NgramSession(DraftSession):
         """Distinct continuations of the longest match, sharing `nodes` between them."""
         end = len(self.ids)
         for n in range(min(self.drafter.max_ngram, end), self.drafter.min_ngram - 1, -1):
-            places = [place for place in self.followers[tuple(self.ids[end - n :])] if place < end]
-            if places:
-                recent = places[: -self.drafter.max_branches - 1 : -1]
+            # Of the places, in rising order, the last one alone may be this very one; a loop has thousands of others.
+            places = self.followers[tuple(self.ids[end - n :])][-self.drafter.max_branches - 1 :]
+            recent = [place for place in reversed(places) if place < end][: self.drafter.max_branches]
+            if recent:
                 share = max(1, nodes // len(recent))
                 return [self.ids[place : place + share] for place in recent][:nodes]
         return []
