@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from medusa_spec.backbone import Backbone
@@ -18,7 +19,10 @@ from medusa_spec.comparison_table import columns
 from medusa_spec.cost import median_seconds, pass_timer
 from medusa_spec.default_model import default_model_path
 from medusa_spec.machine import LoadWatch, machine_facts, quiet_words
+from medusa_spec.packed_linear import PackedLinear, available
 from medusa_spec.prepare import prepare
+
+INPUTS, OUTPUTS, LAYERS = 576, 1536, 60
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,10 +49,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [[f"prefix {prefix}", "ms", "x Hugging Face's 1 token"]]
         rows += [[key, f"{value:.1f}", f"{value / unit:.2f}"] for key, value in found.items()]
         print(columns(rows), end="\n\n")
+    results["linear_us"] = linears = linear_table(options.rows, options.rounds)
+    names = list(next(iter(linears.values())))
+    print(f"one linear layer of {INPUTS} x {OUTPUTS}, microseconds, {LAYERS} of them in turn")
+    print(columns([["rows", *names], *([str(n), *(f"{v:.0f}" for v in row.values())] for n, row in linears.items())]))
+    print()
     print(prepared.reason)
     print(quiet_words(load.others()), end="\n\n")
     facts = machine_facts(packed.device, packed.dtype)
     print(json.dumps({**results, "busy_cores_elsewhere": load.others(), "machine": facts}))
+
+
+@torch.inference_mode()
+def linear_table(rows: Sequence[int], rounds: int) -> dict[int, dict[str, float]]:
+    """Microseconds of one linear layer by rows and by way of computing it, over weights too many for the caches."""
+    weights = [torch.randn(OUTPUTS, INPUTS).bfloat16() for _ in range(LAYERS)]
+    wide = [weight.float() for weight in weights]
+    packed = [PackedLinear(weight) for weight in weights] if available() else []
+    table = {}
+    for count in rows:
+        x = torch.randn(count, INPUTS).bfloat16()
+        ways: dict[str, Callable[[], None]] = {
+            "torch, bfloat16": lambda x=x: _each(nn.functional.linear, x, weights),
+            "torch, float32 and back": lambda x=x: _each(
+                lambda x, weight: nn.functional.linear(x.float(), weight).bfloat16(), x, wide
+            ),
+        }
+        if packed:
+            ways["packed"] = lambda x=x: _each(lambda x, linear: linear(x), x, packed)
+        table[count] = {name: s / LAYERS * 1e6 for name, s in median_seconds(ways, rounds).items()}
+    return table
+
+
+def _each(apply: Callable[..., Any], x: torch.Tensor, weights: Sequence[Any]) -> None:
+    for weight in weights:
+        apply(x, weight)
 
 
 def _hugging_face_timer(model: Any, prefix: int) -> Callable[[], None]:
@@ -70,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     add("model", nargs="?", help="folder or hub id; default: the default model")
     add("--prefix", type=int, nargs="+", default=[256, 2048])
     add("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    add("--rows", type=int, nargs="+", default=[1, 4, 8, 12, 16, 32, 64, 256], help="of the linear layers alone")
     add("--rounds", type=int, default=9)
     add("--dtype", default="auto")
     return parser

@@ -24,6 +24,9 @@ class Rule:
     choose: Callable[[torch.Tensor], int]
     batched: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.name} ({'lossless' if self.lossless else 'not lossless'})"
+
 
 def choose_greedy(scores: torch.Tensor) -> int:
     """The arg-max, the lowest id on equal logits."""

@@ -3,9 +3,7 @@
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,16 +15,15 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from medusa_spec.adapters import adapter_state, without_wrapper
 from medusa_spec.attention import TreePass, tree_attention
 from medusa_spec.cache import SlabCache
+from medusa_spec.capture import CutError, capture_input, capturing
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection
 
 PREFIX = "medusa_spec."
 TREE_ARGUMENT = "medusa_tree_pass"
-
-_capture: ContextVar[list[torch.Tensor] | None] = ContextVar("medusa_spec_capture", default=None)
-"""Where the LM head's input of *this* context's forward goes; other threads' forwards see None."""
 
 _attached: "WeakKeyDictionary[nn.Module, ref[Backbone]]" = WeakKeyDictionary()
 """Backbones of attached models by LM head. A deep copy of such a model brings the hook along without being here, and a
@@ -81,9 +78,9 @@ class Backbone:
             )
         self._originals = _attach(self.model)
         for key, hook in list(self.lm_head._forward_pre_hooks.items()):
-            if hook is _capture_input:
+            if hook is capture_input:
                 del self.lm_head._forward_pre_hooks[key]  # of another backbone, which is gone or the original's
-        self._hook = self.lm_head.register_forward_pre_hook(_capture_input)
+        self._hook = self.lm_head.register_forward_pre_hook(capture_input)
         _attached[self.lm_head] = ref(self)
         self.adapters = adapter_state(self.model)
 
@@ -110,7 +107,7 @@ class Backbone:
         """Compute dtype of the target."""
         return self.model.dtype
 
-    @property
+    @cached_property
     def config(self) -> Any:
         """The text decoder's config."""
         return self.model.config.get_text_config(decoder=True)
@@ -231,7 +228,7 @@ class Backbone:
             kwargs["use_cache"] = kwargs[self._cache_argument] is not None
         if self._keeps_logits:
             kwargs["logits_to_keep"] = 1 if last_only else 0
-        with _capturing() as captured:
+        with capturing() as captured:
             logits = self.model(input_ids=input_ids, return_dict=True, **kwargs).logits
         h = self._last(captured)
         if last_only:
@@ -278,10 +275,10 @@ class Backbone:
                 f"{type(self.model).__name__} end, got a text of {input_ids.shape[1]} tokens"
             )
         kwargs: dict[str, Any] = {"logits_to_keep": 0} if self._keeps_logits else {}
-        with _capturing(cut=True) as captured:
+        with capturing(cut=True) as captured:
             try:
                 self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **kwargs)
-            except _CutError:
+            except CutError:
                 pass
         return self._last(captured)
 
@@ -326,25 +323,8 @@ class Backbone:
         return hashlib.sha256(sample.numpy().tobytes() + repr(tuple(weight.shape)).encode()).hexdigest()[:16]
 
 
-def adapter_state(model: nn.Module) -> tuple[Any, ...]:
-    """What adapters do to the weights right now: names, active ones, merged, disabled. Equal states, equal outputs."""
-    state = []
-    for name, module in model.named_modules():
-        if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters") and hasattr(module, "merged"):
-            state.append((name, tuple(module.active_adapters), bool(module.disable_adapters), bool(module.merged)))
-    return tuple(state)
-
-
 def _unwrap(model: Any) -> PreTrainedModel:
-    peft_configs = getattr(model, "peft_config", None)
-    if peft_configs and hasattr(model, "get_base_model"):
-        learned = [name for name, config in peft_configs.items() if getattr(config, "is_prompt_learning", False)]
-        if learned:
-            raise UnsupportedError(
-                f"adapters {learned} learn prompts: their virtual tokens would vanish from the drafted passes; use "
-                "adapters that change weights (LoRA and the like), or the base model"
-            )
-        model = model.get_base_model()
+    model = without_wrapper(model)
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedError(
             f"model must be a transformers PreTrainedModel with a causal LM head, got {type(model).__name__}"
@@ -372,36 +352,6 @@ def _runs_on(module: Any) -> torch.device:
         if device is not None:
             return torch.device(device)
     return module.weight.device
-
-
-# --- capturing h ------------------------------------------------------------------------------------------------------
-
-
-class _CutError(Exception):
-    """Ends a forward at the LM head once h is known."""
-
-
-class _Captured(list[torch.Tensor]):
-    cut = False
-
-
-@contextmanager
-def _capturing(cut: bool = False) -> Iterator[list[torch.Tensor]]:
-    captured = _Captured()
-    captured.cut = cut
-    token = _capture.set(captured)
-    try:
-        yield captured
-    finally:
-        _capture.reset(token)
-
-
-def _capture_input(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-    captured = _capture.get()
-    if captured is not None:
-        captured.append(args[0])
-        if getattr(captured, "cut", False):
-            raise _CutError
 
 
 # --- attaching --------------------------------------------------------------------------------------------------------

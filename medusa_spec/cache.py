@@ -133,11 +133,6 @@ class _Slab:
         """Slots that each row's prefix fills."""
         return [length - base for length, base in zip(lengths, self.bases, strict=True)]
 
-    def has_forgotten(self, lengths: Sequence[int]) -> bool:
-        """Whether rows of these lengths would see keys from before slot 0."""
-        first = [0 if self.window is None else max(0, length - self.window + 1) for length in lengths]
-        return any(base > wanted for base, wanted in zip(self.bases, first, strict=True))
-
     def make_room(self, lengths: Sequence[int], nodes: int) -> None:
         """Makes `nodes` free slots behind every row's prefix, forgetting what no window reaches, or growing."""
         if max(self.used(lengths)) + nodes <= self.capacity:
@@ -258,23 +253,6 @@ class SlabCache(Cache):
                 used = slab.used(self.lengths)[row]
                 slab.move(row, torch.tensor([used + node for node in moved]), used + settled)
         self.lengths[row] += len(path)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last `-tokens_to_remove` tokens of every row; the number is not positive, as in transformers.
-
-        Raises:
-            ValueError: If the number is positive, or a row shorter, or a sliding layer has forgotten what its window
-                would reach again.
-        """
-        lengths = [length + tokens_to_remove for length in self.lengths]
-        if tokens_to_remove > 0 or min(lengths) < 0:
-            raise ValueError(f"tokens_to_remove must be in -{min(self.lengths)}..0, got {tokens_to_remove}")
-        if any(slab.has_forgotten(lengths) for slab in self._slabs):
-            raise ValueError(
-                f"tokens_to_remove of {tokens_to_remove} brings back keys that a sliding layer has forgotten; read the "
-                "text anew"
-            )
-        self.lengths = lengths
 
     # --- exchange with Hugging Face's caches --------------------------------------------------------------------------
 

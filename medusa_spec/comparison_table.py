@@ -90,7 +90,7 @@ def _acceptance(comparison: "Comparison") -> str:
     stats = comparison.stats()
     head = (
         f"mu {stats.mu:.2f} accepted draft tokens per drafted pass, tau {stats.tau:.2f} tokens "
-        f"per pass; {tree_size(stats):.1f} nodes per pass"
+        f"per pass; {tree_size(stats):.1f} nodes per pass; {stats.rule}"
     )
     rates = rates_by_depth(stats)
     rows = [["accepted at depth", *(str(depth) for depth in range(1, len(rates) + 1))]]

@@ -73,7 +73,7 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
     Returns:
         Counters and times.
     """
-    stats, clock = DecodingStats(requests=1), _Clock()
+    stats, clock = DecodingStats(requests=1, rule=str(request.rule)), _Clock()
     out, accepted = read(backbone, request)
     stats.spans.append(1)
     stats.seconds["prefill"] += clock.lap()

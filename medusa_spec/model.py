@@ -53,6 +53,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
 
     target: PreTrainedModel
     heads: MedusaHeads | None
+    drafter: Drafter
 
     def __init__(
         self,
@@ -82,11 +83,10 @@ class MedusaModel(nn.Module, PushToHubMixin):
             if probe:
                 self.probe_result = _probe(self.backbone)
             self.heads = self._heads(heads, needed=drafter == "heads")
-            self._drafters = {name: make(self, tree) for name, make in DRAFTERS.items() if name == drafter}
+            self.drafter = drafter if isinstance(drafter, Drafter) else DRAFTERS[drafter](self, tree)
         except BaseException:
             self.detach()  # a model that could not be wrapped goes back as it came
             raise
-        self.drafter: Drafter = drafter if isinstance(drafter, Drafter) else self._drafters[drafter]
 
     @classmethod
     def from_pretrained(

@@ -52,6 +52,8 @@ def prepare(model: nn.Module, lm_head: nn.Module | None = None) -> Prepared:
     Returns:
         A record with `undo()`.
     """
+    for module in model.modules():
+        restore(module)  # what a wrapper left packed that nobody holds any more
     layers = [module for module in model.modules() if _packable(module)]
     if not layers:
         return Prepared(reason="not prepared: no bfloat16 linear layers on the CPU")

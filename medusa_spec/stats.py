@@ -14,6 +14,7 @@ class DecodingStats:
     """Counters of one decoding, or of several merged.
 
     Attributes:
+        rule: The acceptance rule, and whether it is lossless; "several" where decodings with different ones are merged.
         new_tokens: Tokens emitted, after every cut.
         requests: Decodings counted; each one's first token comes from its prefill.
         passes: Target passes after the prefill.
@@ -27,6 +28,7 @@ class DecodingStats:
         seconds: Wall time by phase: `prefill` and the names in `PHASES`.
     """
 
+    rule: str = ""
     new_tokens: int = 0
     requests: int = 0
     passes: int = 0
@@ -72,10 +74,11 @@ class DecodingStats:
     def merge(self, other: "DecodingStats") -> "DecodingStats":
         """The sum of both, as a new object."""
         merged = DecodingStats(
+            rule=self.rule if self.rule == other.rule else "several",
             **{
                 name: getattr(self, name) + getattr(other, name)
                 for name in ("new_tokens", "requests", "passes", "drafted_passes", "accepted", "pass_sizes", "spans")
-            }
+            },
         )
         for name in ("accepted_by_depth", "offered_by_depth"):
             for stats in (self, other):

@@ -48,7 +48,7 @@ def generate(
 def figures(stats: DecodingStats) -> str:
     """One line on what drafting brought."""
     return (
-        f"{stats.new_tokens} tokens in {stats.passes} passes: mu {stats.mu:.2f} accepted draft "
+        f"{stats.rule}: {stats.new_tokens} tokens in {stats.passes} passes: mu {stats.mu:.2f} accepted draft "
         f"tokens per drafted pass, tau {stats.tau:.2f} tokens per pass"
     )
 

@@ -124,7 +124,6 @@ class WatchedDrafter(Drafter):
 
     def __init__(self, drafter: Drafter, drafted: Callable[[TokenTree], None]) -> None:
         self.name = drafter.name
-        self.needs_hidden = drafter.needs_hidden
         self._drafter = drafter
         self._drafted = drafted
 

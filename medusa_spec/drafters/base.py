@@ -35,11 +35,9 @@ class Drafter(ABC):
 
     Attributes:
         name: As printed.
-        needs_hidden: Whether sessions read h.
     """
 
     name: str
-    needs_hidden: bool = False
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> DraftSession:

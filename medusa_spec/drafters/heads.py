@@ -29,7 +29,6 @@ class HeadsDrafter(Drafter):
     """
 
     name = "heads"
-    needs_hidden = True
 
     def __init__(
         self,

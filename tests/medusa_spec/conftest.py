@@ -50,7 +50,7 @@ def llama() -> PreTrainedModel:
 
 @pytest.fixture
 def make_model() -> Callable[..., PreTrainedModel]:
-    """`make_model("gpt2", n_positions=32)`: an architecture with other settings."""
+    """`make_model("gpt2", max_position_embeddings=32)`: an architecture with other settings."""
     return build
 
 

@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from medusa_spec.acceptance import EXACT_SAMPLING, GREEDY, choose_greedy, choose_sampled, walk
+from medusa_spec.acceptance import EXACT_SAMPLING, GREEDY, Rule, choose_greedy, choose_sampled, walk
 from medusa_spec.testing import tiny
 from medusa_spec.tree import TokenTree, chain, shape_of
 
@@ -149,3 +149,5 @@ def test_rules_say_whether_they_are_lossless_and_may_be_batched() -> None:
     assert GREEDY.lossless and GREEDY.batched
     # Draws move the random state: one per emitted token and in order, or the seed would mean something else.
     assert EXACT_SAMPLING.lossless and not EXACT_SAMPLING.batched
+    assert str(GREEDY) == "greedy (lossless)"
+    assert str(Rule(name="typical", lossless=False, choose=choose_greedy)) == "typical (not lossless)"

@@ -8,7 +8,7 @@ import threading
 import accelerate
 import pytest
 import torch
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import AttentionInterface, AutoModel
 
 from medusa_spec import MedusaModel
@@ -147,12 +147,6 @@ def test_lora_on_the_target_is_part_of_the_target(llama, scripted, prompt):
     with adapted.disable_adapter(), pytest.raises(AttachError, match="adapters"):
         model.generate(ids, max_new_tokens=4)
     assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), answer)
-
-
-def test_adapters_that_learn_prompts_are_refused(llama):
-    adapted = get_peft_model(llama, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    with pytest.raises(UnsupportedError, match="virtual tokens"):
-        Backbone(adapted)
 
 
 def test_a_detached_model_says_so(llama, prompt):

@@ -128,27 +128,6 @@ def test_room_that_was_reserved_is_not_grown(monkeypatch: pytest.MonkeyPatch) ->
         written.step(7, [[0, 1, 2, 3]])
 
 
-def test_cropping_forgets_the_last_tokens() -> None:
-    written = Written(["full_attention", "sliding_attention"], prompt=12, window=6)
-    written.step(7, [[0, 3, 6]])
-    written.cache.crop(-2)
-    written.kept = [[keys[:, :-2] for keys in row] for row in written.kept]
-    written.check()
-    written.step(7, [[0, 2]])
-    written.check()
-
-
-def test_cropping_refuses_what_cannot_come_back() -> None:
-    written = Written(["full_attention", "sliding_attention"], prompt=12, window=6)  # slot 0 holds position 7
-    with pytest.raises(ValueError, match="forgotten"):
-        written.cache.crop(-1)
-    with pytest.raises(ValueError, match=r"in -12\.\.0, got -13"):
-        written.cache.crop(-13)
-    with pytest.raises(ValueError, match=r"in -12\.\.0, got 1"):
-        written.cache.crop(1)
-    assert written.cache.lengths == [12]
-
-
 @pytest.mark.parametrize("kind", ["linear_attention", "chunked_attention"])
 def test_a_layer_that_holds_no_tree_is_refused_by_place_and_kind(kind: str) -> None:
     # `LlamaConfig` itself checks kinds against its own list, so the kinds are put in afterwards.

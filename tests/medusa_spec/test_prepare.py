@@ -184,3 +184,14 @@ def test_a_gate_of_one_output_survives(prompt):
     assert wrapped.prepared.layers and model(prompt(9)).logits.isfinite().all()
     wrapped.detach()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_a_lost_wrapper_left_packed_is_packed_anew_and_given_back(make_model):
+    model = make_model("llama", dtype=torch.bfloat16).requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    lost = len(prepare(model).layers)  # its record is dropped
+    prepared = prepare(model)
+    assert len(prepared.layers) == lost
+    prepared.undo()
+    assert not any(isinstance(module, FrozenPackedLinear | KeptDenseLinear) for module in model.modules())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
