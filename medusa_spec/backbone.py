@@ -2,8 +2,6 @@
 
 import hashlib
 import inspect
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,18 +10,15 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from accelerate.utils import align_module_device
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import PreTrainedModel
 
 from medusa_spec.adapters import adapter_state, without_wrapper
-from medusa_spec.attention import TreePass, tree_attention
+from medusa_spec.attention import TreePass
 from medusa_spec.cache import SlabCache
 from medusa_spec.capture import CutError, capture_input, capturing
+from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, attach, register
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection
-
-PREFIX = "medusa_spec."
-TREE_ARGUMENT = "medusa_tree_pass"
 
 _attached: "WeakKeyDictionary[nn.Module, ref[Backbone]]" = WeakKeyDictionary()
 """Backbones of attached models by LM head. A deep copy of such a model brings the hook along without being here, and a
@@ -76,7 +71,7 @@ class Backbone:
                 f"this {type(self.model).__name__} is already wrapped; use the MedusaModel that wraps it, or call its "
                 "detach() first"
             )
-        self._originals = _attach(self.model)
+        self._originals = attach(self.model)
         for key, hook in list(self.lm_head._forward_pre_hooks.items()):
             if hook is capture_input:
                 del self.lm_head._forward_pre_hooks[key]  # of another backbone, which is gone or the original's
@@ -88,7 +83,7 @@ class Backbone:
         """For copies, and for pickles read in another process, where nothing is registered yet."""
         self.__dict__.update(state)
         for _, original in self._originals:
-            _register(original)
+            register(original)
         if self.attached:
             _attached[self.lm_head] = ref(self)
 
@@ -352,56 +347,3 @@ def _runs_on(module: Any) -> torch.device:
         if device is not None:
             return torch.device(device)
     return module.weight.device
-
-
-# --- attaching --------------------------------------------------------------------------------------------------------
-
-
-def _attach(model: PreTrainedModel) -> list[tuple[Any, str]]:
-    """Points every config of the model at delegating functions; returns (config, original name) to undo it."""
-    own = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    configs: dict[int, Any] = {id(module.config): module.config for module in own}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation_internal"):
-            configs.setdefault(id(config), config)
-    originals = []
-    for config in configs.values():
-        # A model built from the config of a wrapped one brings the name along without being wrapped.
-        name = (config._attn_implementation or "eager").removeprefix(PREFIX)
-        _register(name)
-        originals.append((config, name))
-    for config, name in originals:
-        config._attn_implementation_internal = PREFIX + name
-    return originals
-
-
-def _register(name: str) -> None:
-    """Registers the delegating attention and mask for an original implementation; once per name and process."""
-    if PREFIX + name in AttentionInterface._global_mapping:
-        return
-
-    def attention(module: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-        tree_pass = kwargs.pop(TREE_ARGUMENT, None)
-        if tree_pass is not None:
-            return tree_attention(module, query, *args, tree_pass=tree_pass, **kwargs)
-        return _original_attention(module, name)(module, query, *args, **kwargs)
-
-    AttentionInterface.register(PREFIX + name, attention)
-    masks = AttentionMaskInterface()
-    if name in masks:
-        # Without this the mask would be skipped for an unknown name, and plain left-padded calls would be wrong.
-        AttentionMaskInterface.register(PREFIX + name, lambda *args, **kwargs: masks[name](*args, **kwargs))
-
-
-def _original_attention(module: nn.Module, name: str) -> Callable[..., tuple[torch.Tensor, Any]]:
-    """The function that the module's own modelling file would have called under its original name."""
-    for owner in type(module).__mro__:
-        namespace = vars(sys.modules.get(owner.__module__, sys))
-        interface = namespace.get("ALL_ATTENTION_FUNCTIONS")
-        if interface is not None:
-            return interface.get_interface(name, namespace.get("eager_attention_forward"))
-    raise AttachError(
-        f"{type(module).__name__} asks for attention outside transformers' attention interface; "
-        "tree attention cannot be attached to it"
-    )

@@ -7,8 +7,9 @@ import torch
 import transformers
 
 from medusa_spec.attention import TreePass
-from medusa_spec.backbone import PREFIX, Backbone
+from medusa_spec.backbone import Backbone
 from medusa_spec.cache import SlabCache
+from medusa_spec.delegation import PREFIX
 from medusa_spec.errors import AttachError
 from medusa_spec.tree import TreeShape, chain, shape_of
 from medusa_spec.twin import WINDOW, shrink, twin
