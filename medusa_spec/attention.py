@@ -12,8 +12,14 @@ from medusa_spec.tree import TreeShape
 if TYPE_CHECKING:
     from medusa_spec.cache import SlabCache
 
-SPLIT_FROM = 1024
-"""Prefix length from which two kernels (flash over the prefix, masked over the rest) beat one masked kernel."""
+SPLIT_FROM = {"cpu": 8192}
+"""Common keys from which the prefix gets a kernel of its own, by kind of device.
+
+On a CPU one masked kernel was as fast or faster up to 8,192 keys (docs/performance.md); beyond, its mask grows with the
+prefix. On other devices the masked kernel is plain products, and the unmasked one is flash attention: from `SPLIT_ELSE`.
+"""
+
+SPLIT_ELSE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,7 +199,8 @@ def _attend_row(
     seen = tree_pass.visible(layer, row)
     stop = seen.end + nodes
     parts: Kernel = small_kernel(query.device, softcap)
-    if seen.end - seen.common < SPLIT_FROM or softcap is not None:
+    split_from = SPLIT_FROM.get(query.device.type, SPLIT_ELSE)
+    if seen.end - seen.common < split_from or softcap is not None:
         bias = tree_pass.bias(seen, whole=True, groups=groups, like=query)
         out, lse = parts(folded, key[:, :, seen.first : stop], value[:, :, seen.first : stop], bias, scale, softcap)
     else:

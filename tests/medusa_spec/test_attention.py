@@ -115,7 +115,7 @@ def test_tree_attention_is_dense_masked_attention(
     sinks: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "SPLIT_FROM", split_from)
+    monkeypatch.setattr(attention, "SPLIT_FROM", {"cpu": split_from})
     bases = tuple(0 if window is None else max(0, length - window - 2) for length in lengths)
     cache = Prefixes(lengths, (window,), bases)
     slots = max(length - base for length, base in zip(lengths, bases, strict=True)) + BUSH.size
@@ -154,7 +154,7 @@ def test_scores_are_scaled_by_the_head_size_unless_told() -> None:
 
 @pytest.mark.parametrize("split_from", [1, 1000], ids=["split", "whole"])
 def test_bfloat16_is_rounded_once(split_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "SPLIT_FROM", split_from)
+    monkeypatch.setattr(attention, "SPLIT_FROM", {"cpu": split_from})
     query, key, value = random_states(BUSH.size, 40 + BUSH.size, torch.bfloat16)
     run = tree_pass(BUSH, Prefixes([40]))
     out, _ = tree_attention(SimpleNamespace(layer_idx=0), query, key, value, tree_pass=run)
