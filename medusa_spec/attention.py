@@ -16,7 +16,7 @@ SPLIT_FROM = {"cpu": 8192}
 """Common keys from which the prefix gets a kernel of its own, by kind of device.
 
 On a CPU one masked kernel was as fast or faster up to 8,192 keys (docs/performance.md); beyond, its mask grows with the
-prefix. On other devices the masked kernel is plain products, and the unmasked one is flash attention: from `SPLIT_ELSE`.
+prefix. On other devices the masked kernel is plain products and the unmasked one flash attention: `SPLIT_ELSE`.
 """
 
 SPLIT_ELSE = 1024
