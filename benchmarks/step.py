@@ -19,8 +19,8 @@ from medusa_spec.comparison_table import columns
 from medusa_spec.cost import median_seconds, pass_timer
 from medusa_spec.default_model import default_model_path
 from medusa_spec.machine import LoadWatch, machine_facts, quiet_words
-from medusa_spec.packed_linear import PackedLinear, available
 from medusa_spec.prepare import prepare
+from medusa_spec.prepared.packed_linear import PackedLinear, available
 
 INPUTS, OUTPUTS, LAYERS = 576, 1536, 60
 

@@ -19,8 +19,8 @@ from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
-from medusa_spec.packed_linear import fast_linear
 from medusa_spec.prepare import prepare
+from medusa_spec.prepared.packed_linear import fast_linear
 from medusa_spec.tree import PathValues, best_tree, count_paths, expected_accepted
 
 PREFIX = 256

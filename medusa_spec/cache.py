@@ -206,6 +206,17 @@ class SlabCache(Cache):
         assert slab is not None, "a tree pass before `seal`"
         return slab.bases[row]
 
+    def holds(self, layer: int, dtype: torch.dtype) -> bool:
+        """Whether a layer's keys and values lie in slabs of this dtype, on the CPU and alike in shape."""
+        keys, slab = self.layers[layer].keys, self.layers[layer].slab
+        return (
+            slab is not None and keys.dtype == dtype and keys.is_cpu and keys.shape == self.layers[layer].values.shape
+        )
+
+    def buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, [B, Hkv, capacity, D], for who writes the nodes itself: from slot `end` on."""
+        return self.layers[layer].keys, self.layers[layer].values
+
     def seal(self, reserve: int) -> None:
         """Moves the states of the prompt into slabs; from then on every pass is a tree pass.
 

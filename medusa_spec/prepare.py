@@ -1,20 +1,32 @@
-"""The frozen target made fast for decoding, and given back. Knows linear layers, not architectures."""
+"""The frozen target made fast for decoding, and given back. Knows kinds of modules by what they compute, no classes."""
 
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
 from medusa_spec.native.build import library
-from medusa_spec.packed_layer import pack_layer, restore
-from medusa_spec.packed_linear import PackedLinear, available
+from medusa_spec.prepared import attention, gated_mlp
+from medusa_spec.prepared.decoder_layer import fasten_decoder_layer
+from medusa_spec.prepared.joined import JoinedLinear
+from medusa_spec.prepared.kernels import COLUMNS, ELEMENTS
+from medusa_spec.prepared.norm import fasten_norm
+from medusa_spec.prepared.packed_layer import pack_layer, restore
+from medusa_spec.prepared.packed_linear import PackedLinear, available, packed_size
+from medusa_spec.prepared.swap import swap_back
 
 WORTH_IT = 1.05
 """Packing must win by this factor over torch's linear, summed over the pass sizes tried, or it is left out."""
+
+JOINED: dict[tuple[str, ...], Callable[[nn.Module, JoinedLinear], bool]] = {
+    attention.NAMES: attention.fasten_attention,
+    gated_mlp.NAMES: gated_mlp.fasten_gated_mlp,
+}
+"""Layers that are packed side by side where a module has all of them, and what may then replace its forward."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -24,26 +36,33 @@ class Prepared:
     Attributes:
         reason: In words, what was done or why nothing was.
         layers: The packed layers.
+        modules: Modules with a faster forward: norms, MLPs, attention, decoder layers.
         extra_bytes: Memory that packing added: copies of weights that others read too.
     """
 
     reason: str
     layers: list[nn.Linear] = field(default_factory=list, repr=False)
+    modules: list[nn.Module] = field(default_factory=list, repr=False)
     extra_bytes: int = 0
 
     def undo(self) -> None:
-        """Gives every layer its dense weight back, bit for bit; calling it twice does nothing."""
+        """Gives every module its forward and every layer its dense weight back, bit for bit; twice does nothing."""
+        for module in self.modules:
+            swap_back(module)
         for layer in self.layers:
             restore(layer)
+        self.modules.clear()
         self.layers.clear()
         self.extra_bytes = 0
 
 
 def prepare(model: nn.Module, lm_head: nn.Module | None = None) -> Prepared:
-    """Packs the linear layers of a frozen bfloat16 model on CPU, if that is faster on this machine.
+    """Makes a frozen bfloat16 or float32 model on CPU fast for passes of a few tokens, if that pays on this machine.
 
-    On processors without bfloat16 instructions a library's pass over 16 rows takes several times that over one; see
-    native/bf16_gemm.c. Where the kernel is not there or not faster nothing is done, and `Prepared.reason` says why.
+    Linear layers are packed (see `prepared/packed_layer.py`), q-k-v and gate-up as one product each, and norms, gated
+    MLPs and the attention of tree passes run in one kernel each wherever a module is found to compute just that, by
+    comparing results. What is not found stays as it is. Where the kernels are not there or not faster nothing is done;
+    `Prepared.reason` says what was done, or why nothing was.
 
     Args:
         model: The target.
@@ -52,38 +71,79 @@ def prepare(model: nn.Module, lm_head: nn.Module | None = None) -> Prepared:
     Returns:
         A record with `undo()`.
     """
-    for module in model.modules():
-        restore(module)  # what a wrapper left packed that nobody holds any more
+    for module in model.modules():  # what a wrapper left packed that nobody holds any more
+        swap_back(module)
+        restore(module)
     layers = [module for module in model.modules() if _packable(module)]
     if not layers:
-        return Prepared(reason="not prepared: no bfloat16 linear layers on the CPU")
+        return Prepared(reason="not prepared: no bfloat16 or float32 linear layers on the CPU")
     if not available():
         return Prepared(reason=f"not prepared: {library().reason}")
     gain = _gain(sorted(layers, key=lambda layer: layer.weight.numel())[len(layers) // 2])
     if gain < WORTH_IT:
         return Prepared(reason=f"not prepared: packing would bring only {gain:.2f} x on this machine")
-    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    prepared = Prepared(reason="", layers=layers)
     try:
-        extra = sum(pack_layer(m, keep_dense=m is lm_head or owners[id(m.weight)] > 1) for m in layers)
+        _prepare(model, lm_head, prepared)
     except BaseException:  # out of memory, or interrupted
-        Prepared(reason="", layers=layers).undo()
+        prepared.undo()
         raise
-    reason = (
+    prepared.reason = (
         f"{len(layers)} linear layers packed, {gain:.1f} x torch's linear at 1 to 16 rows; "
-        f"{extra / 2**20:.0f} MiB more memory"
+        f"{len(prepared.modules)} norms, MLPs, attention and decoder layers in one kernel each; "
+        f"{prepared.extra_bytes / 2**20:.0f} MiB more memory"
     )
-    return Prepared(reason=reason, layers=layers, extra_bytes=extra)
+    return prepared
+
+
+def _prepare(model: nn.Module, lm_head: nn.Module | None, prepared: Prepared) -> None:
+    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    shared = {id(m) for m in prepared.layers if m is lm_head or owners[id(m.weight)] > 1}
+    joined: list[tuple[nn.Module, tuple[str, ...], torch.Tensor]] = []
+    for module in model.modules():
+        for names in JOINED:
+            group = [module._modules.get(name) for name in names]
+            if _joinable(group, prepared.layers, shared):
+                joined.append((module, names, _pack_together(group)))
+    done = {id(module._modules[name]) for module, names, _ in joined for name in names}
+    for layer in prepared.layers:
+        if id(layer) not in done:
+            prepared.extra_bytes += pack_layer(layer, keep_dense=id(layer) in shared)
+    for module, names, memory in joined:
+        if JOINED[names](module, JoinedLinear(module, names, memory)):
+            prepared.modules.append(module)
+    prepared.modules += [module for module in model.modules() if fasten_norm(module)]
+    prepared.modules += [module for module in model.modules() if fasten_decoder_layer(module)]
 
 
 def _packable(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Plain frozen bfloat16 linears on the CPU; subclasses and hooked forwards have a will of their own."""
+    """Plain frozen linears on the CPU; subclasses and hooked forwards have a will of their own."""
     return (
         type(module) is nn.Linear
         and "forward" not in module.__dict__
-        and module.weight.dtype == torch.bfloat16
+        and module.weight.dtype in ELEMENTS
         and module.weight.device.type == "cpu"
         and not module.weight.requires_grad
     )
+
+
+def _joinable(group: list[Any], layers: list[nn.Linear], shared: set[int]) -> bool:
+    """Layers of one input and dtype, whose blocks of packed weights meet without a gap."""
+    known = {id(layer) for layer in layers} - shared
+    if len({id(layer) for layer in group} & known) < len(group):
+        return False
+    alike = {(layer.in_features, layer.weight.dtype) for layer in group}
+    whole = all(layer.out_features % COLUMNS == 0 for layer in group[:-1])
+    return len(alike) == 1 and whole and min(min(layer.weight.shape) for layer in group) > 1
+
+
+def _pack_together(group: list[Any]) -> torch.Tensor:
+    """Packs layers side by side; returns the memory of all."""
+    sizes = [packed_size(layer.out_features, layer.in_features) for layer in group]
+    memory = torch.empty(sum(sizes), dtype=group[0].weight.dtype, device="cpu")
+    for layer, into in zip(group, memory.split(sizes), strict=True):
+        pack_layer(layer, keep_dense=False, into=into)
+    return memory
 
 
 def _gain(layer: nn.Linear) -> float:
@@ -91,7 +151,7 @@ def _gain(layer: nn.Linear) -> float:
     packed, seconds = PackedLinear(layer.weight), {"torch": 0.0, "packed": 0.0}
     with torch.inference_mode():
         for rows in (1, 4, 16):
-            x = torch.ones(rows, layer.in_features, dtype=torch.bfloat16, device="cpu")
+            x = torch.ones(rows, layer.in_features, dtype=layer.weight.dtype, device="cpu")
             for name, linear in (
                 ("torch", lambda x: nn.functional.linear(x, layer.weight, layer.bias)),
                 ("packed", lambda x: packed(x, layer.bias)),

@@ -8,7 +8,7 @@ import torch
 from medusa_spec.drafters.base import Drafter, DraftSession
 from medusa_spec.errors import ConfigError
 from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
-from medusa_spec.packed_linear import fast_linear
+from medusa_spec.prepared.packed_linear import fast_linear
 from medusa_spec.tree import PathValues, TokenTree, TreeTemplate, best_tree
 
 

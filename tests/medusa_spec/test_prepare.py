@@ -12,9 +12,9 @@ from medusa_spec import MedusaModel
 from medusa_spec import prepare as prepare_module
 from medusa_spec.excuse import explain
 from medusa_spec.native.build import library
-from medusa_spec.packed_layer import FrozenPackedLinear, KeptDenseLinear
-from medusa_spec.packed_linear import available
 from medusa_spec.prepare import prepare
+from medusa_spec.prepared.packed_layer import FrozenPackedLinear, KeptDenseLinear
+from medusa_spec.prepared.packed_linear import available
 
 pytestmark = pytest.mark.skipif(not available(), reason=f"no kernel on this machine: {library().reason}")
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.packed_linear import PackedLinear, unpack
+from medusa_spec.prepared.packed_linear import PackedLinear, unpack
 
 WATCHED = 1024
 """Elements of a kept dense weight that are compared at every call; see `KeptDenseLinear`."""
@@ -31,9 +31,15 @@ class FrozenPackedLinear(nn.Linear):
                 restore(self)
                 return self(input)
             return nn.functional.linear(input, self.dense_weight(), self.bias)
-        if input.dtype != torch.bfloat16 or self.weight.stride() != (0, 0):
+        if input.dtype != self.packed.dtype or self.weight.stride() != (0, 0):
             return nn.functional.linear(input, self.dense_weight(), self.bias)
         return self.packed(input, self.bias)
+
+    @property
+    def packed_now(self) -> bool:
+        """Whether the packed weights are all there is, so that a kernel may read them without asking this layer."""
+        hooks = self._forward_hooks or self._forward_pre_hooks
+        return type(self) is FrozenPackedLinear and self.weight.stride() == (0, 0) and not hooks
 
     def dense_weight(self) -> torch.Tensor:
         """The weight [out, in]: unpacked, or what was assigned since."""
@@ -75,13 +81,13 @@ class KeptDenseLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
-        if _trains(self, input) or input.dtype != torch.bfloat16 or not self._unchanged():
+        if _trains(self, input) or input.dtype != self.packed.dtype or not self._unchanged():
             return nn.functional.linear(input, self.weight, self.bias)
         return self.packed(input, self.bias)
 
     def _unchanged(self) -> bool:
         weight = self.weight
-        if (id(weight), weight.data_ptr(), weight._version) != self.state or weight.dtype != torch.bfloat16:
+        if (id(weight), weight.data_ptr(), weight._version) != self.state or weight.dtype != self.packed.dtype:
             return False
         return torch.equal(weight.detach().view(-1)[self.places], self.sample)
 
@@ -99,22 +105,23 @@ def _trains(layer: nn.Linear, input: torch.Tensor) -> bool:
 _OWN = ("packed", "state", "places", "sample")
 
 
-def pack_layer(layer: nn.Linear, *, keep_dense: bool) -> int:
-    """Packs a frozen bfloat16 layer on the CPU in place.
+def pack_layer(layer: nn.Linear, *, keep_dense: bool, into: torch.Tensor | None = None) -> int:
+    """Packs a frozen bfloat16 or float32 layer on the CPU in place.
 
     Args:
         layer: An `nn.Linear` itself, no subclass.
         keep_dense: Keep the dense weight beside the packed one. That of one input or output is always kept: strides
             of 0, which mark a weight that is gone, cannot mark it.
+        into: Where the packed weights go; see `packed_linear.pack`.
 
     Returns:
         Bytes that this adds to the memory: those of the copy, or none.
     """
     made: Any = layer  # its class changes in place, which type checkers cannot follow
-    made.packed = PackedLinear(layer.weight)
+    made.packed = PackedLinear(layer.weight, into)
     if not keep_dense and min(layer.weight.shape) > 1:
         made.__class__ = FrozenPackedLinear  # first: whatever interrupts, the weight can be restored
-        made.weight.data = torch.full((1, 1), float("nan"), dtype=torch.bfloat16, device="cpu").expand(
+        made.weight.data = torch.full((1, 1), float("nan"), dtype=layer.weight.dtype, device="cpu").expand(
             layer.weight.shape
         )
         return 0
@@ -124,7 +131,7 @@ def pack_layer(layer: nn.Linear, *, keep_dense: bool) -> int:
     made.sample = weight.reshape(-1)[made.places]
     made.state = (id(layer.weight), layer.weight.data_ptr(), layer.weight._version)
     made.__class__ = KeptDenseLinear
-    return 2 * made.packed.packed.numel()
+    return made.packed.packed.nbytes
 
 
 def restore(layer: Any) -> None:

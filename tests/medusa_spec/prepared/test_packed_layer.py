@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from medusa_spec.native.build import library
-from medusa_spec.packed_layer import FrozenPackedLinear, KeptDenseLinear, pack_layer, restore
-from medusa_spec.packed_linear import available
+from medusa_spec.prepared.packed_layer import FrozenPackedLinear, KeptDenseLinear, pack_layer, restore
+from medusa_spec.prepared.packed_linear import available
 
 pytestmark = pytest.mark.skipif(not available(), reason=f"no kernel on this machine: {library().reason}")
 

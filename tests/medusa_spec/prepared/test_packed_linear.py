@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_spec import packed_linear
 from medusa_spec.native.build import library
-from medusa_spec.packed_linear import PackedLinear, available, fast_linear, pack, unpack
+from medusa_spec.prepared import packed_linear
+from medusa_spec.prepared.packed_linear import PackedLinear, available, fast_linear, pack, unpack
 
 
 def reference(x, weight, bias):

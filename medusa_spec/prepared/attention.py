@@ -1,0 +1,288 @@
+"""Attention layers whose tree passes run in one kernel, wherever a module turns out to be what it knows.
+
+Knows rotary attention over separate q, k and v layers, not the classes of models.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from medusa_spec.attention import TreePass
+from medusa_spec.delegation import TREE_ARGUMENT
+from medusa_spec.prepared.joined import JoinedLinear
+from medusa_spec.prepared.kernels import AttentionCall, Function, attention_scratch, kernels, takes
+from medusa_spec.prepared.norm import NormRecord, norm_record
+from medusa_spec.prepared.packed_layer import FrozenPackedLinear
+from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable, within_rounding
+
+NAMES = ("q_proj", "k_proj", "v_proj")
+"""Attributes of the three layers that read the same input."""
+
+HEAD_NORMS = ("q_norm", "k_norm")
+"""Attributes of norms over each head, where there are some."""
+
+RECORDING = "medusa_spec.recording"
+"""Name of the attention function that records what a layer hands over; used only while a layer is looked at."""
+
+TOKENS = 5
+"""Tokens of the comparison."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionRecord:
+    """What the fast forward needs.
+
+    Attributes:
+        kernel: The attention kernel.
+        joined: q, k and v as one product.
+        template: A call with everything that does not change from pass to pass.
+        norms: Whether queries and keys are normed by head, by `q_norm` and `k_norm`.
+        sinks: One logit per query head [Hq], the layer's own tensor, or None.
+    """
+
+    kernel: Function
+    joined: JoinedLinear
+    template: AttentionCall
+    norms: bool
+    sinks: torch.Tensor | None = None
+
+
+class FastAttention(Swapped):
+    """Mixed into an attention layer; passes without a tree, and whatever the kernel does not know, are as before."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the plain layer: its output [B, N, H], and None for the weights."""
+        tree_pass = kwargs.get(TREE_ARGUMENT)
+        if type(tree_pass) is not TreePass:
+            return super().forward(*args, **kwargs)
+        record: AttentionRecord = self.__dict__[RECORD]
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        positions = kwargs.get("position_embeddings")
+        if hidden is None or positions is None or not serves(self, record, hidden, positions, tree_pass):
+            return super().forward(*args, **kwargs)
+        out = _attend(self, record, hidden, positions, tree_pass)
+        return self._modules["o_proj"](out), None  # type: ignore[misc]
+
+
+def serves(
+    module: nn.Module,
+    record: AttentionRecord,
+    hidden: torch.Tensor,
+    positions: tuple[torch.Tensor, torch.Tensor],
+    tree_pass: TreePass,
+) -> bool:
+    """Whether the kernel may run this pass of a layer that it was found to fit."""
+    dtype = record.joined.packed.dtype
+    return (
+        takes(hidden, dtype)
+        and positions[0].dtype == positions[1].dtype == dtype
+        and positions[0].shape[-1] == record.template.rotary
+        and tree_pass.cache.holds(module.layer_idx, dtype)  # type: ignore[arg-type]
+        and record.joined.serves(module)
+    )
+
+
+def _attend(
+    module: Any,
+    record: AttentionRecord,
+    hidden: torch.Tensor,
+    positions: tuple[torch.Tensor, torch.Tensor],
+    tree_pass: TreePass,
+) -> torch.Tensor:
+    """[B, N, H] to the attention's output before its last product, [B, N, Hq * D]; keys and values are stored."""
+    batch, nodes = hidden.shape[:2]
+    qkv = record.joined(hidden)
+    width = record.template.q_heads * record.template.dim
+    out = torch.empty(batch, nodes, width, dtype=qkv.dtype, device="cpu")
+    for row, call in enumerate(row_calls(module, record, nodes, positions, tree_pass)):
+        call.qkv = qkv.data_ptr() + row * nodes * qkv.shape[-1] * qkv.element_size()
+        call.out = out.data_ptr() + row * nodes * width * out.element_size()
+        scratch = torch.empty(attention_scratch(call), dtype=torch.float32, device="cpu")
+        call.scratch = scratch.data_ptr()
+        record.kernel(ctypes.byref(call))
+    return out
+
+
+def row_calls(
+    module: Any,
+    record: AttentionRecord,
+    nodes: int,
+    positions: tuple[torch.Tensor, torch.Tensor],
+    tree_pass: TreePass,
+) -> Iterator[AttentionCall]:
+    """The call of each row of a pass, but for what it reads, writes and its scratch; valid until the next one."""
+    layer, batch = module.layer_idx, len(tree_pass.lengths)
+    template, held = _with_weights(module, record)
+    cosine, sine = (states.expand(batch, nodes, -1).contiguous() for states in positions)
+    keys, values = tree_pass.cache.buffers(layer)
+    size, width = keys.element_size(), cosine.shape[-1]
+    template.head_stride, template.nodes, template.threads = keys.stride(1), nodes, torch.get_num_threads()
+    for row in range(batch):
+        seen = tree_pass.visible(layer, row)
+        template.cosine = cosine.data_ptr() + row * nodes * width * size
+        template.sine = sine.data_ptr() + row * nodes * width * size
+        template.keys = keys.data_ptr() + row * keys.stride(0) * size
+        template.values = values.data_ptr() + row * values.stride(0) * size
+        template.mask = seen.mask.data_ptr()
+        template.first, template.common, template.end = seen.first, seen.common, seen.end
+        yield template
+    del held
+
+
+def _with_weights(module: Any, record: AttentionRecord) -> tuple[AttentionCall, tuple[torch.Tensor, ...]]:
+    """A copy of the template with the addresses of the layer's small weights now, and what must outlive the call."""
+    template, held = AttentionCall.from_buffer_copy(record.template), []
+    if record.norms:
+        held = [module._modules[name]._parameters["weight"] for name in HEAD_NORMS]
+        template.q_norm, template.k_norm = (weight.data_ptr() for weight in held)
+    if record.sinks is not None:
+        held.append(record.sinks.float().contiguous())
+        template.sinks = held[-1].data_ptr()
+    return template, tuple(held)
+
+
+# --- is it what the kernel knows? --------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def fasten_attention(module: nn.Module, joined: JoinedLinear) -> bool:
+    """Gives an attention layer the fast forward if it is rotary attention over `joined`; says whether it was.
+
+    The layer is run once with an attention function that records what it is handed: rotated queries and keys, values,
+    the factor of the scores, soft-cap and sinks. What the kernel writes must equal that, and the layer's output must be
+    its last product of the attention's.
+    """
+    own: Any = module
+    shape = (getattr(own, "head_dim", None), getattr(own, "layer_idx", None))
+    last = getattr(own, "o_proj", None)
+    if not swappable(module) or not all(isinstance(value, int) for value in shape):
+        return False
+    if not isinstance(last, FrozenPackedLinear) or not hasattr(getattr(own, "config", None), "_attn_implementation"):
+        return False
+    record = _record(module, joined)
+    seen = None if record is None else _record_call(module, joined, record.template.rotary)
+    if record is None or seen is None or not _agrees(record, seen, last):
+        return False
+    record = replace(record, sinks=seen.settings.get("s_aux"))
+    if not _states_agree(module, record, seen):
+        return False
+    swap(module, FastAttention, record)
+    return True
+
+
+def _record(module: Any, joined: JoinedLinear) -> AttentionRecord | None:
+    """A first record from the layer's sizes; scale, soft-cap and sinks are filled in from what it hands over."""
+    found, dim = kernels(joined.packed.dtype), module.head_dim
+    if found is None or any(outputs % dim for outputs in joined.outputs) or joined.outputs[1] != joined.outputs[2]:
+        return None
+    q_heads, kv_heads = (outputs // dim for outputs in joined.outputs[:2])
+    if kv_heads == 0 or q_heads % kv_heads:
+        return None
+    template = AttentionCall()
+    template.q_heads, template.kv_heads, template.dim = q_heads, kv_heads, dim
+    rotary = getattr(module, "rotary_ndims", None)
+    template.rotary = rotary if isinstance(rotary, int) else dim
+    norms = [getattr(module, name, None) for name in HEAD_NORMS]
+    normed = any(norm is not None for norm in norms)
+    if normed:
+        records = [_head_norm(norm, dim) for norm in norms]
+        first, second = records
+        if first is None or second is None or (first.style, first.epsilon) != (second.style, second.epsilon):
+            return None
+        template.norm_style, template.epsilon = first.style, first.epsilon
+    return AttentionRecord(kernel=found.attention, joined=joined, template=template, norms=normed)
+
+
+def _head_norm(module: Any, dim: int) -> NormRecord | None:
+    if not isinstance(module, nn.Module):
+        return None
+    record = module.__dict__.get(RECORD) or norm_record(module)
+    return record if isinstance(record, NormRecord) and module.weight.shape == (dim,) else None
+
+
+@dataclass(kw_only=True, eq=False)
+class _Seen:
+    """One call of a layer, as its attention function saw it."""
+
+    hidden: torch.Tensor
+    positions: tuple[torch.Tensor, torch.Tensor]
+    handed: tuple[torch.Tensor, ...]
+    settings: dict[str, Any]
+    attended: torch.Tensor
+    output: torch.Tensor
+
+
+def _record_call(module: Any, joined: JoinedLinear, rotary: int) -> _Seen | None:
+    """Runs the plain layer on made-up states and angles; None if it does not take them or call attention once."""
+    dtype, handed, settings = joined.packed.dtype, [], []
+    width = module.o_proj.in_features
+    attended = sample(1, TOKENS, width, dtype=dtype, seed=1)
+
+    def attention(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        handed.append((query.clone(), key.clone(), value.clone()))
+        settings.append(kwargs)
+        return attended.view(1, TOKENS, query.shape[1], -1), None
+
+    hidden = sample(1, TOKENS, joined.packed.inputs, dtype=dtype)
+    angles = sample(1, TOKENS, rotary // 2, dtype=torch.float32, seed=2, scale=3.0).repeat(1, 1, 2)
+    positions = angles.cos().to(dtype), angles.sin().to(dtype)
+    config = module.config
+    original = config._attn_implementation_internal
+    AttentionInterface.register(RECORDING, attention)
+    config._attn_implementation_internal = RECORDING
+    try:
+        output = module(hidden_states=hidden, position_embeddings=positions, attention_mask=None)
+    except Exception:  # a layer that wants something else is not one that the kernel knows
+        return None
+    finally:
+        config._attn_implementation_internal = original
+        AttentionInterface._global_mapping.pop(RECORDING, None)
+    if len(handed) != 1 or not isinstance(output, tuple) or len(output) != 2 or output[1] is not None:
+        return None
+    return _Seen(
+        hidden=hidden,
+        positions=positions,
+        handed=handed[0],
+        settings=settings[0],
+        attended=attended,
+        output=output[0],
+    )
+
+
+def _agrees(record: AttentionRecord, seen: _Seen, last: nn.Module) -> bool:
+    """Whether sizes and output are those of rotary attention; completes the template with what the layer hands over."""
+    template, dim = record.template, record.template.dim
+    query, key, value = seen.handed
+    if query.shape != (1, template.q_heads, TOKENS, dim) or key.shape != (1, template.kv_heads, TOKENS, dim):
+        return False
+    if value.shape != key.shape or not torch.equal(last(seen.attended), seen.output):
+        return False
+    scaling, softcap = seen.settings.get("scaling"), seen.settings.get("softcap")
+    template.scale = dim**-0.5 if scaling is None else scaling
+    template.softcap = softcap or 0.0
+    return True
+
+
+def _states_agree(module: Any, record: AttentionRecord, seen: _Seen) -> bool:
+    """Whether the kernel rotates queries and keys to what the layer handed over, and stores keys and values."""
+    (call, held), (query, key, value) = _with_weights(module, record), seen.handed
+    qkv = record.joined(seen.hidden)[0]
+    keys, values = (torch.empty(key.shape[1:], dtype=key.dtype, device="cpu") for _ in range(2))
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device="cpu").tril()
+    cosine, sine = (states[0].contiguous() for states in seen.positions)
+    out = torch.empty(TOKENS, call.q_heads * call.dim, dtype=qkv.dtype, device="cpu")
+    call.qkv, call.cosine, call.sine = qkv.data_ptr(), cosine.data_ptr(), sine.data_ptr()
+    call.keys, call.values, call.mask, call.out = (t.data_ptr() for t in (keys, values, mask, out))
+    call.nodes, call.head_stride, call.threads = TOKENS, keys.stride(0), 1
+    scratch = torch.empty(attention_scratch(call), dtype=torch.float32, device="cpu")
+    call.scratch = scratch.data_ptr()
+    record.kernel(ctypes.byref(call))
+    del held
+    rotated = qkv[:, : call.q_heads * call.dim].view(TOKENS, call.q_heads, call.dim).transpose(0, 1)
+    pairs = ((rotated, query[0]), (keys, key[0]), (values, value[0]))
+    return all(within_rounding(got.contiguous(), expected.contiguous()) for got, expected in pairs)

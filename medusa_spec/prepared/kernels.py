@@ -1,0 +1,130 @@
+"""The C kernels as functions of tensors. Knows their signatures and layouts, no modules and no models."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from medusa_spec.native.build import library
+
+COLUMNS = 32
+"""Outputs per block of packed weights, and keys per block of scores; see native/tile.h."""
+
+LANES = 16
+"""Floats per vector."""
+
+ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "f32"}
+"""Element types that the kernels are compiled for."""
+
+NORM_STYLES = ("scaled", "centred", "scaled32")
+"""In the order of native/norm.h."""
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+"""In the order of native/activation.h."""
+
+Function = Callable[..., Any]
+
+
+_POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+
+
+class NormCall(ctypes.Structure):
+    """A norm of a layer; native/team.h says what its fields are, here and below."""
+
+    _fields_ = (("weight", _POINTER), ("epsilon", _FLOAT), ("style", _INT))
+
+
+class LinearCall(ctypes.Structure):
+    """A packed linear layer."""
+
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("inputs", _LONG), ("outputs", _LONG))
+
+
+class AttentionCall(ctypes.Structure):
+    """Attention of one row."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("qkv", "cosine", "sine", "q_norm", "k_norm", "sinks")),
+        *((name, _POINTER) for name in ("keys", "values", "mask", "out", "wide", "scratch")),
+        *((name, _LONG) for name in ("nodes", "q_heads", "kv_heads", "dim", "rotary", "head_stride")),
+        *((name, _LONG) for name in ("first", "common", "end")),
+        *((name, _FLOAT) for name in ("scale", "softcap", "epsilon")),
+        *((name, _INT) for name in ("norm_style", "threads")),
+    )
+
+
+class LayerCall(ctypes.Structure):
+    """A decoder layer of one row; native/layer.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "out", "scratch")),
+        ("hidden", _LONG),
+        *((name, NormCall) for name in ("first_norm", "second_norm")),
+        *((name, LinearCall) for name in ("qkv", "o", "gate_up", "down")),
+        ("attention", AttentionCall),
+        ("activation", _INT),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The kernels for one element type, as C functions; addresses are those of contiguous tensors on the CPU.
+
+    Attributes:
+        dtype: Element type.
+        linear: (x, packed weights, float32 bias or None, y, scratch, rows, inputs, outputs, threads).
+        norm: (x, weight, y, rows, width, epsilon, style, threads).
+        gated: (gate_up, y, rows, width, activation, threads).
+        attention: (a pointer to an `AttentionCall`).
+        layer: (a pointer to a `LayerCall`).
+        layer_scratch: (a pointer to a `LayerCall`) to the floats of scratch that it needs.
+    """
+
+    dtype: torch.dtype
+    linear: Function
+    norm: Function
+    gated: Function
+    attention: Function
+    layer: Function
+    layer_scratch: Function
+
+
+@cache
+def kernels(dtype: torch.dtype) -> Kernels | None:
+    """The kernels for tensors of a dtype, or None where there are none: another dtype, or no compiler."""
+    handle = library().handle
+    if handle is None or dtype not in ELEMENTS:
+        return None
+    signatures: dict[str, list[Any]] = {
+        "linear": [_POINTER] * 5 + [_LONG] * 3 + [_INT],
+        "norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] + [_INT] * 2,
+        "gated": [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2,
+        "attention": [ctypes.POINTER(AttentionCall)],
+        "layer": [ctypes.POINTER(LayerCall)],
+        "layer_scratch": [ctypes.POINTER(LayerCall)],
+    }
+    found = {}
+    for name, arguments in signatures.items():
+        function = getattr(handle, f"{name}_{ELEMENTS[dtype]}")
+        function.argtypes, function.restype = arguments, _LONG if name == "layer_scratch" else None
+        found[name] = function
+    return Kernels(dtype=dtype, **found)
+
+
+def takes(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a kernel may read this tensor: of its dtype, on the CPU, and without a gradient to pass on."""
+    return x.dtype == dtype and x.device.type == "cpu" and not (x.requires_grad and torch.is_grad_enabled())
+
+
+def attention_scratch(call: AttentionCall) -> int:
+    """Floats of scratch for a call: queries, scores and one factor a row."""
+    rows = call.q_heads * call.nodes
+    padded, keys = _up_to(call.dim, LANES), _up_to(call.end + call.nodes - call.first, COLUMNS)
+    return rows * (padded + keys + 1)
+
+
+def _up_to(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
