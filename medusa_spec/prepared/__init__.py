@@ -1,1 +1,1 @@
-"""Parts of a frozen target made fast for decoding on CPU, one kind of module a file; `medusa_spec.prepare` uses them."""
+"""Parts of a frozen target made fast for decoding on CPU, one kind of module a file; see `medusa_spec.prepare`."""

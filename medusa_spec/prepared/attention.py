@@ -146,7 +146,7 @@ def _with_weights(module: Any, record: AttentionRecord) -> tuple[AttentionCall, 
     return template, tuple(held)
 
 
-# --- is it what the kernel knows? --------------------------------------------------------------------------------------
+# --- is it what the kernel knows? -------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()

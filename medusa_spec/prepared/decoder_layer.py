@@ -115,7 +115,7 @@ def _run(
 
 
 def _small_weights(record: LayerRecord, call: LayerCall) -> list[torch.Tensor]:
-    """Puts the addresses of norms' weights and of biases, as they are now, into a call; returns what must outlive it."""
+    """Puts the addresses of norms' weights and biases, as they are now, into a call; returns what must outlive it."""
     held: list[torch.Tensor] = []
     for field, name in (("first_norm", "input_layernorm"), ("second_norm", "post_attention_layernorm")):
         weight: Any = record.parts[name]._parameters["weight"]
@@ -129,7 +129,7 @@ def _small_weights(record: LayerRecord, call: LayerCall) -> list[torch.Tensor]:
     return held
 
 
-# --- is it what the kernel knows? --------------------------------------------------------------------------------------
+# --- is it what the kernel knows? -------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
