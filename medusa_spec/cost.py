@@ -11,6 +11,7 @@ from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone
 from medusa_spec.cache import SlabCache
 from medusa_spec.errors import ConfigError
+from medusa_spec.prepared.choice import most_likely
 from medusa_spec.tree import TreeShape, chain, shape_of
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -60,7 +61,7 @@ def pass_timer(backbone: Backbone, size: int, prefix: int) -> Callable[[], None]
     def run() -> None:
         cache.make_room(size)
         logits = backbone.verify(ids, TreePass(shape=shape, cache=cache, device=backbone.device)).logits
-        logits[0].float().argmax(-1).tolist()  # waits for the device as well
+        most_likely(logits[0])  # waits for the device as well
 
     return run
 

@@ -12,6 +12,7 @@ from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
 from medusa_spec.drafters import DraftSession, check_draft
+from medusa_spec.prepared.choice import most_likely
 from medusa_spec.stats import DecodingStats
 from medusa_spec.stopping import Sequence
 from medusa_spec.tree import TokenTree, chain
@@ -157,8 +158,7 @@ def accept(tree: TokenTree, out: TargetOutput, request: Request) -> Accepted:
     """Walks the tree by the target's choices and emits them, cut at the first token that ends the row."""
     # Plain decoding chooses from float32 logits whatever the model's dtype; so do we.
     if request.batched_choice:
-        choices = out.logits[0].float().argmax(dim=-1).tolist()
-        accepted = walk(tree, choices.__getitem__)
+        accepted = walk(tree, most_likely(out.logits[0]).__getitem__)
         for token in accepted.tokens:
             if _push(request, token):
                 break

@@ -4,7 +4,6 @@ Knows rotary attention over separate q, k and v layers, not the classes of model
 """
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,27 +62,28 @@ class FastAttention(Swapped):
         record: AttentionRecord = self.__dict__[RECORD]
         hidden = args[0] if args else kwargs.get("hidden_states")
         positions = kwargs.get("position_embeddings")
-        if hidden is None or positions is None or not serves(self, record, hidden, positions, tree_pass):
+        if hidden is None or positions is None or not record.joined.serves(self):
+            return super().forward(*args, **kwargs)
+        if not takes_pass(self, record, hidden, positions, tree_pass):
             return super().forward(*args, **kwargs)
         out = _attend(self, record, hidden, positions, tree_pass)
         return self._modules["o_proj"](out), None  # type: ignore[misc]
 
 
-def serves(
+def takes_pass(
     module: nn.Module,
     record: AttentionRecord,
     hidden: torch.Tensor,
     positions: tuple[torch.Tensor, torch.Tensor],
     tree_pass: TreePass,
 ) -> bool:
-    """Whether the kernel may run this pass of a layer that it was found to fit."""
+    """Whether the kernel reads these states, angles and this cache."""
     dtype = record.joined.packed.dtype
     return (
         takes(hidden, dtype)
         and positions[0].dtype == positions[1].dtype == dtype
         and positions[0].shape[-1] == record.template.rotary
         and tree_pass.cache.holds(module.layer_idx, dtype)  # type: ignore[arg-type]
-        and record.joined.serves(module)
     )
 
 
@@ -99,7 +99,10 @@ def _attend(
     qkv = record.joined(hidden)
     width = record.template.q_heads * record.template.dim
     out = torch.empty(batch, nodes, width, dtype=qkv.dtype, device="cpu")
-    for row, call in enumerate(row_calls(module, record, nodes, positions, tree_pass)):
+    call, angles, held = AttentionCall.from_buffer_copy(record.template), Angles(positions, batch), []
+    point_to_weights(call, module, record, held)
+    for row in range(batch):
+        point_to_row(call, tree_pass, module.layer_idx, row, angles)
         call.qkv = qkv.data_ptr() + row * nodes * qkv.shape[-1] * qkv.element_size()
         call.out = out.data_ptr() + row * nodes * width * out.element_size()
         scratch = torch.empty(attention_scratch(call), dtype=torch.float32, device="cpu")
@@ -108,42 +111,41 @@ def _attend(
     return out
 
 
-def row_calls(
-    module: Any,
-    record: AttentionRecord,
-    nodes: int,
-    positions: tuple[torch.Tensor, torch.Tensor],
-    tree_pass: TreePass,
-) -> Iterator[AttentionCall]:
-    """The call of each row of a pass, but for what it reads, writes and its scratch; valid until the next one."""
-    layer, batch = module.layer_idx, len(tree_pass.lengths)
-    template, held = _with_weights(module, record)
-    cosine, sine = (states.expand(batch, nodes, -1).contiguous() for states in positions)
+class Angles:
+    """Cosines and sines of a pass, as the kernel reads them.
+
+    Args:
+        positions: Each [B or 1, N, rotary].
+        batch: B.
+    """
+
+    def __init__(self, positions: tuple[torch.Tensor, torch.Tensor], batch: int) -> None:
+        self.cosine, self.sine = (states.expand(batch, -1, -1).contiguous() for states in positions)
+        self.nodes = self.cosine.shape[1]
+        self.row_bytes = self.nodes * self.cosine.shape[2] * self.cosine.element_size()
+        self.addresses = self.cosine.data_ptr(), self.sine.data_ptr()
+        self.threads = torch.get_num_threads()
+
+
+def point_to_row(call: AttentionCall, tree_pass: TreePass, layer: int, row: int, angles: Angles) -> None:
+    """Puts a row's angles, cache and mask into a call; they must outlive it."""
     keys, values = tree_pass.cache.buffers(layer)
-    size, width = keys.element_size(), cosine.shape[-1]
-    template.head_stride, template.nodes, template.threads = keys.stride(1), nodes, torch.get_num_threads()
-    for row in range(batch):
-        seen = tree_pass.visible(layer, row)
-        template.cosine = cosine.data_ptr() + row * nodes * width * size
-        template.sine = sine.data_ptr() + row * nodes * width * size
-        template.keys = keys.data_ptr() + row * keys.stride(0) * size
-        template.values = values.data_ptr() + row * values.stride(0) * size
-        template.mask = seen.mask.data_ptr()
-        template.first, template.common, template.end = seen.first, seen.common, seen.end
-        yield template
-    del held
+    seen, offset = tree_pass.visible(layer, row), row * keys.stride(0) * keys.element_size()
+    call.nodes, call.threads = angles.nodes, angles.threads
+    call.cosine, call.sine = (address + row * angles.row_bytes for address in angles.addresses)
+    call.keys, call.values = keys.data_ptr() + offset, values.data_ptr() + offset
+    call.head_stride, call.mask = keys.stride(1), seen.mask.data_ptr()
+    call.first, call.common, call.end = seen.first, seen.common, seen.end
 
 
-def _with_weights(module: Any, record: AttentionRecord) -> tuple[AttentionCall, tuple[torch.Tensor, ...]]:
-    """A copy of the template with the addresses of the layer's small weights now, and what must outlive the call."""
-    template, held = AttentionCall.from_buffer_copy(record.template), []
+def point_to_weights(call: AttentionCall, module: Any, record: AttentionRecord, held: list[torch.Tensor]) -> None:
+    """Puts the addresses of a layer's small weights, as they are now, into a call; `held` gets what must outlive it."""
     if record.norms:
-        held = [module._modules[name]._parameters["weight"] for name in HEAD_NORMS]
-        template.q_norm, template.k_norm = (weight.data_ptr() for weight in held)
+        modules = module._modules
+        call.q_norm, call.k_norm = (modules[name]._parameters["weight"].data_ptr() for name in HEAD_NORMS)
     if record.sinks is not None:
         held.append(record.sinks.float().contiguous())
-        template.sinks = held[-1].data_ptr()
-    return template, tuple(held)
+        call.sinks = held[-1].data_ptr()
 
 
 # --- is it what the kernel knows? -------------------------------------------------------------------------------------
@@ -270,7 +272,8 @@ def _agrees(record: AttentionRecord, seen: _Seen, last: nn.Module) -> bool:
 
 def _states_agree(module: Any, record: AttentionRecord, seen: _Seen) -> bool:
     """Whether the kernel rotates queries and keys to what the layer handed over, and stores keys and values."""
-    (call, held), (query, key, value) = _with_weights(module, record), seen.handed
+    call, held, (query, key, value) = AttentionCall.from_buffer_copy(record.template), list[torch.Tensor](), seen.handed
+    point_to_weights(call, module, record, held)
     qkv = record.joined(seen.hidden)[0]
     keys, values = (torch.empty(key.shape[1:], dtype=key.dtype, device="cpu") for _ in range(2))
     mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device="cpu").tril()
@@ -282,7 +285,6 @@ def _states_agree(module: Any, record: AttentionRecord, seen: _Seen) -> bool:
     scratch = torch.empty(attention_scratch(call), dtype=torch.float32, device="cpu")
     call.scratch = scratch.data_ptr()
     record.kernel(ctypes.byref(call))
-    del held
     rotated = qkv[:, : call.q_heads * call.dim].view(TOKENS, call.q_heads, call.dim).transpose(0, 1)
     pairs = ((rotated, query[0]), (keys, key[0]), (values, value[0]))
     return all(within_rounding(got.contiguous(), expected.contiguous()) for got, expected in pairs)

@@ -3,7 +3,7 @@
 The parts are modules that were given fast forwards before; here they are chained without returning to Python.
 """
 
-import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch import nn
 from medusa_spec.attention import TreePass
 from medusa_spec.delegation import TREE_ARGUMENT
 from medusa_spec.prepared import attention
-from medusa_spec.prepared.attention import AttentionRecord, FastAttention, row_calls
+from medusa_spec.prepared.attention import Angles, AttentionRecord, FastAttention, point_to_row, point_to_weights
 from medusa_spec.prepared.gated_mlp import FastGatedMlp, GatedRecord
-from medusa_spec.prepared.joined import JoinedLinear, unhooked
-from medusa_spec.prepared.kernels import Function, LayerCall, LinearCall, NormCall, kernels, takes
+from medusa_spec.prepared.joined import JoinedLinear
+from medusa_spec.prepared.kernels import LayerCall, LinearCall, NormCall, kernels, takes
 from medusa_spec.prepared.norm import FastNorm, NormRecord
 from medusa_spec.prepared.packed_layer import FrozenPackedLinear
 from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable
@@ -29,6 +29,9 @@ PARTS: dict[str, type[nn.Module]] = {
 }
 """Attributes of the four parts, in the order in which they run."""
 
+PRODUCTS = ("qkv", "gate_up", "o", "down")
+"""Fields of a `LayerCall` that are linear layers."""
+
 TOKENS = 3
 """Tokens of the comparison."""
 
@@ -38,20 +41,21 @@ class LayerRecord:
     """What the fast forward needs.
 
     Attributes:
-        kernel: The layer kernel.
-        scratch: How many floats of scratch a call needs.
         parts: The four parts, by attribute.
         records: Their own records.
         last: The last products of attention and MLP.
         template: A call with all sizes and the addresses of packed weights.
     """
 
-    kernel: Function
-    scratch: Function
     parts: dict[str, nn.Module]
     records: dict[str, Any]
     last: tuple[FrozenPackedLinear, FrozenPackedLinear]
     template: LayerCall
+
+    @property
+    def attention(self) -> AttentionRecord:
+        """The attention's record."""
+        return self.records["self_attn"]
 
 
 class FastDecoderLayer(Swapped):
@@ -64,69 +68,74 @@ class FastDecoderLayer(Swapped):
         positions = kwargs.get("position_embeddings")
         if type(tree_pass) is not TreePass or hidden is None or positions is None:
             return super().forward(*args, **kwargs)
-        if not _serves(self, record, hidden, positions, tree_pass):
+        if not takes_pass(record, hidden, positions, tree_pass) or not intact(self, record):
             return super().forward(*args, **kwargs)
-        return _run(record, hidden.contiguous(), positions, tree_pass)
+        return run_layers([record], hidden, positions, tree_pass)
 
 
-def _serves(
-    layer: nn.Module,
+def takes_pass(
     record: LayerRecord,
     hidden: torch.Tensor,
     positions: tuple[torch.Tensor, torch.Tensor],
     tree_pass: TreePass,
 ) -> bool:
+    """Whether the kernel reads these states, angles and this cache."""
+    return attention.takes_pass(record.parts["self_attn"], record.attention, hidden, positions, tree_pass)
+
+
+def intact(layer: nn.Module, record: LayerRecord) -> bool:
     """Whether the parts are those that were found, ready for their kernels, and nobody listens in between."""
     modules, parts = layer._modules, record.parts
     for name, kind in PARTS.items():
         part = modules.get(name)
-        if part is not parts[name] or not isinstance(part, kind) or not unhooked(part):
+        if part is not parts[name] or not isinstance(part, kind) or part._forward_hooks or part._forward_pre_hooks:
             return False
     outer, inner = parts["self_attn"], parts["mlp"]
-    last = (outer._modules.get("o_proj"), inner._modules.get("down_proj"))
-    return (
-        all(one is other and one.packed_now for one, other in zip(last, record.last, strict=True))
-        and record.records["mlp"].joined.serves(inner)
-        and attention.serves(outer, record.records["self_attn"], hidden, positions, tree_pass)
-    )
+    if outer._modules.get("o_proj") is not record.last[0] or inner._modules.get("down_proj") is not record.last[1]:
+        return False
+    products = record.last[0].packed_now and record.last[1].packed_now
+    return products and record.attention.joined.serves(outer) and record.records["mlp"].joined.serves(inner)
 
 
-def _run(
-    record: LayerRecord,
+def run_layers(
+    records: Sequence[LayerRecord],
     hidden: torch.Tensor,
     positions: tuple[torch.Tensor, torch.Tensor],
     tree_pass: TreePass,
 ) -> torch.Tensor:
-    batch, nodes, width = hidden.shape
-    call = LayerCall.from_buffer_copy(record.template)
-    held = _small_weights(record, call)
-    out = torch.empty_like(hidden)
-    size = nodes * width * hidden.element_size()
-    own = record.records["self_attn"]
-    for row, attention_call in enumerate(row_calls(record.parts["self_attn"], own, nodes, positions, tree_pass)):
-        call.attention = attention_call
-        call.x, call.out = hidden.data_ptr() + row * size, out.data_ptr() + row * size
-        scratch = torch.empty(record.scratch(ctypes.byref(call)), dtype=torch.float32, device="cpu")
-        call.scratch = scratch.data_ptr()
-        record.kernel(ctypes.byref(call))
-    del held
-    assert batch == row + 1
+    """Consecutive layers in one call per row: [B, N, H] to the same shape."""
+    found = kernels(hidden.dtype)
+    assert found is not None
+    hidden, held = hidden.contiguous(), list[torch.Tensor]()
+    out, count, angles = torch.empty_like(hidden), len(records), Angles(positions, hidden.shape[0])
+    calls = (LayerCall * count)(*(record.template for record in records))
+    for call, record in zip(calls, records, strict=True):
+        _point_to_weights(call, record, held)
+    row_bytes = hidden[0].numel() * hidden.element_size()
+    for row in range(hidden.shape[0]):
+        for call, record in zip(calls, records, strict=True):
+            layer: Any = record.parts["self_attn"]
+            point_to_row(call.attention, tree_pass, layer.layer_idx, row, angles)
+        scratch = torch.empty(found.layers_scratch(calls, count), dtype=torch.float32, device="cpu")
+        at = row * row_bytes
+        found.layers(calls, count, hidden.data_ptr() + at, out.data_ptr() + at, scratch.data_ptr())
     return out
 
 
-def _small_weights(record: LayerRecord, call: LayerCall) -> list[torch.Tensor]:
-    """Puts the addresses of norms' weights and biases, as they are now, into a call; returns what must outlive it."""
-    held: list[torch.Tensor] = []
-    for field, name in (("first_norm", "input_layernorm"), ("second_norm", "post_attention_layernorm")):
-        weight: Any = record.parts[name]._parameters["weight"]
-        getattr(call, field).weight = weight.data_ptr()
-    joined = (record.records["self_attn"].joined, record.records["mlp"].joined)
-    biases = [own.bias() for own in joined] + [last._parameters["bias"] for last in record.last]
-    for field, bias in zip(("qkv", "gate_up", "o", "down"), biases, strict=True):
+def _point_to_weights(call: LayerCall, record: LayerRecord, held: list[torch.Tensor]) -> None:
+    """Puts the addresses of small weights, as they are now, into a call; `held` gets what must outlive it."""
+    parts, own, inner = record.parts, record.attention, record.records["mlp"]
+    point_to_weights(call.attention, parts["self_attn"], own, held)
+    first, second = (
+        parts["input_layernorm"]._parameters["weight"],
+        parts["post_attention_layernorm"]._parameters["weight"],
+    )
+    call.first_norm.weight, call.second_norm.weight = first.data_ptr(), second.data_ptr()  # type: ignore[union-attr]
+    biases = (own.joined.bias(), inner.joined.bias(), *(last._parameters["bias"] for last in record.last))
+    for name, bias in zip(PRODUCTS, biases, strict=True):
         if bias is not None:
             held.append(bias.detach().float().contiguous())
-            getattr(call, field).bias = held[-1].data_ptr()
-    return held
+            getattr(call, name).bias = held[-1].data_ptr()
 
 
 # --- is it what the kernel knows? -------------------------------------------------------------------------------------
@@ -146,14 +155,11 @@ def fasten_decoder_layer(module: nn.Module) -> bool:
     records = {name: part.__dict__[RECORD] for name, part in found.items()}
     last = found["self_attn"]._modules.get("o_proj"), found["mlp"]._modules.get("down_proj")
     joined: JoinedLinear = records["self_attn"].joined
-    library = kernels(joined.packed.dtype)
-    if library is None or not all(isinstance(own, FrozenPackedLinear) for own in last):
+    if not all(isinstance(own, FrozenPackedLinear) for own in last):
         return False
     if not _chains(module, found, joined.packed.inputs, joined.packed.dtype):
         return False
     record = LayerRecord(
-        kernel=library.layer,
-        scratch=library.layer_scratch,
         parts=found,
         records=records,
         last=last,  # type: ignore[arg-type]
@@ -167,12 +173,12 @@ def _template(records: dict[str, Any], last: tuple[Any, Any]) -> LayerCall:
     call = LayerCall()
     own: AttentionRecord = records["self_attn"]
     inner: GatedRecord = records["mlp"]
-    call.hidden, call.activation = own.joined.packed.inputs, inner.activation
+    call.hidden, call.activation, call.attention = own.joined.packed.inputs, inner.activation, own.template
     for field, name in (("first_norm", "input_layernorm"), ("second_norm", "post_attention_layernorm")):
         norm: NormRecord = records[name]
         setattr(call, field, NormCall(epsilon=norm.epsilon, style=norm.style))
     packed = (own.joined.packed, inner.joined.packed, last[0].packed, last[1].packed)
-    for field, linear in zip(("qkv", "gate_up", "o", "down"), packed, strict=True):
+    for field, linear in zip(PRODUCTS, packed, strict=True):
         setattr(call, field, LinearCall(weight=linear.packed.data_ptr(), inputs=linear.inputs, outputs=linear.outputs))
     return call
 

@@ -60,7 +60,6 @@ class LayerCall(ctypes.Structure):
     """A decoder layer of one row; native/layer.c."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("x", "out", "scratch")),
         ("hidden", _LONG),
         *((name, NormCall) for name in ("first_norm", "second_norm")),
         *((name, LinearCall) for name in ("qkv", "o", "gate_up", "down")),
@@ -78,18 +77,20 @@ class Kernels:
         linear: (x, packed weights, float32 bias or None, y, scratch, rows, inputs, outputs, threads).
         norm: (x, weight, y, rows, width, epsilon, style, threads).
         gated: (gate_up, y, rows, width, activation, threads).
+        argmax: (x, int64 places, rows, width, threads).
         attention: (a pointer to an `AttentionCall`).
-        layer: (a pointer to a `LayerCall`).
-        layer_scratch: (a pointer to a `LayerCall`) to the floats of scratch that it needs.
+        layers: (an array of `LayerCall`, count, x, out, scratch).
+        layers_scratch: (an array of `LayerCall`, count) to the floats of scratch that they need.
     """
 
     dtype: torch.dtype
     linear: Function
     norm: Function
     gated: Function
+    argmax: Function
     attention: Function
-    layer: Function
-    layer_scratch: Function
+    layers: Function
+    layers_scratch: Function
 
 
 @cache
@@ -102,14 +103,15 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
         "linear": [_POINTER] * 5 + [_LONG] * 3 + [_INT],
         "norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] + [_INT] * 2,
         "gated": [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2,
+        "argmax": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
         "attention": [ctypes.POINTER(AttentionCall)],
-        "layer": [ctypes.POINTER(LayerCall)],
-        "layer_scratch": [ctypes.POINTER(LayerCall)],
+        "layers": [ctypes.POINTER(LayerCall), _LONG] + [_POINTER] * 3,
+        "layers_scratch": [ctypes.POINTER(LayerCall), _LONG],
     }
     found = {}
     for name, arguments in signatures.items():
         function = getattr(handle, f"{name}_{ELEMENTS[dtype]}")
-        function.argtypes, function.restype = arguments, _LONG if name == "layer_scratch" else None
+        function.argtypes, function.restype = arguments, _LONG if name == "layers_scratch" else None
         found[name] = function
     return Kernels(dtype=dtype, **found)
 

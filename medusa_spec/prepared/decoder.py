@@ -1,0 +1,119 @@
+"""A decoder whose tree passes run all layers in one call, wherever a module turns out to be one. Knows no models."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from medusa_spec.attention import TreePass
+from medusa_spec.cache import SlabCache
+from medusa_spec.delegation import TREE_ARGUMENT
+from medusa_spec.errors import UnsupportedError
+from medusa_spec.prepared.decoder_layer import FastDecoderLayer, LayerRecord, intact, run_layers, takes_pass
+from medusa_spec.prepared.norm import FastNorm
+from medusa_spec.prepared.swap import RECORD, Swapped, swap, swappable
+from medusa_spec.tree import shape_of
+
+SHAPE = shape_of((-1, 0, 0, 1))
+"""Tree of the comparison."""
+
+SILENT = ("output_hidden_states", "output_attentions", "inputs_embeds")
+"""Arguments that ask for something in between, or give it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecoderRecord:
+    """What the fast forward needs.
+
+    Attributes:
+        layers: The layers in order, and their records.
+        cache_argument: Name of the forward's argument, and of the output's field, for the cache.
+        output: The class of the forward's output.
+    """
+
+    layers: tuple[tuple[nn.Module, LayerRecord], ...]
+    cache_argument: str
+    output: Any
+
+
+class FastDecoder(Swapped):
+    """Mixed into a decoder of embeddings, rotary positions, layers and a norm; other passes are as before."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Token ids [B, N] to the plain decoder's output."""
+        tree_pass, record = kwargs.get(TREE_ARGUMENT), self.__dict__[RECORD]
+        ids, positions = kwargs.get("input_ids"), kwargs.get("position_ids")
+        if type(tree_pass) is not TreePass or args or ids is None or positions is None:
+            return super().forward(*args, **kwargs)
+        if any(kwargs.get(name) for name in SILENT) or kwargs.get(record.cache_argument) is not tree_pass.cache:
+            return super().forward(*args, **kwargs)
+        hidden = _hidden(self, record, ids, positions, tree_pass)
+        if hidden is None:
+            return super().forward(*args, **kwargs)
+        return record.output(last_hidden_state=hidden, **{record.cache_argument: tree_pass.cache})
+
+
+def _hidden(
+    decoder: Any, record: DecoderRecord, ids: torch.Tensor, positions: torch.Tensor, tree_pass: TreePass
+) -> torch.Tensor | None:
+    """The last hidden states [B, N, H]; None if a layer is not as it was found, or this pass is not for the kernel."""
+    modules = decoder._modules
+    layers = modules["layers"]._modules.values()
+    if len(layers) != len(record.layers):
+        return None
+    for layer, (known, layer_record) in zip(layers, record.layers, strict=True):
+        if layer is not known or layer._forward_hooks or layer._forward_pre_hooks or not intact(layer, layer_record):
+            return None
+    hidden = modules["embed_tokens"](ids)
+    angles = modules["rotary_emb"](hidden, position_ids=positions)
+    if not all(takes_pass(layer_record, hidden, angles, tree_pass) for _, layer_record in record.layers):
+        return None
+    return modules["norm"](run_layers([own for _, own in record.layers], hidden, angles, tree_pass))
+
+
+# --- is it what the kernel knows? -------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def fasten_decoder(module: nn.Module) -> bool:
+    """Gives a decoder the fast forward if it only chains its layers; says whether it did.
+
+    The same tree pass behind the same short prompt is run both ways; the hidden states must be equal bit for bit.
+    """
+    layers = list(module._modules["layers"]) if isinstance(module._modules.get("layers"), nn.ModuleList) else []
+    if not layers or not swappable(module) or not all(isinstance(layer, FastDecoderLayer) for layer in layers):
+        return False
+    known = {"embed_tokens", "layers", "norm", "rotary_emb"}
+    if set(module._modules) != known or not isinstance(module._modules["norm"], FastNorm):
+        return False
+    parameters = inspect.signature(module.forward).parameters
+    argument = "cache" if "cache" in parameters else "past_key_values"
+    try:
+        cache, ids, tree_pass = _prompted(module, argument)
+        arguments = {"input_ids": ids, "position_ids": tree_pass.positions, argument: cache, TREE_ARGUMENT: tree_pass}
+        plain: Any = module(**arguments, attention_mask=tree_pass.no_mask, use_cache=True)
+        record = DecoderRecord(
+            layers=tuple((layer, layer.__dict__[RECORD]) for layer in layers),
+            cache_argument=argument,
+            output=type(plain),
+        )
+        fast = _hidden(module, record, ids, tree_pass.positions, tree_pass)
+    except (TypeError, ValueError, AttributeError, UnsupportedError):  # it wants something else
+        return False
+    if fast is None or not torch.equal(fast, plain.last_hidden_state):
+        return False
+    swap(module, FastDecoder, record)
+    return True
+
+
+def _prompted(module: Any, argument: str) -> tuple[SlabCache, torch.Tensor, TreePass]:
+    """A cache behind a prompt of a few tokens, ids of a tree's nodes, and the pass."""
+    count = module._modules["embed_tokens"].num_embeddings
+    ids = (torch.arange(1, 6 + SHAPE.size, device="cpu") * 7919 % count).unsqueeze(0)
+    cache = SlabCache(module.config)
+    module(input_ids=ids[:, : -SHAPE.size], use_cache=True, **{argument: cache})
+    cache.seal(SHAPE.size)
+    cache.make_room(SHAPE.size)
+    return cache, ids[:, -SHAPE.size :], TreePass(shape=SHAPE, cache=cache, device=torch.device("cpu"))
