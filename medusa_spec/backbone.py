@@ -19,10 +19,15 @@ from medusa_spec.capture import CutError, capture_input, capturing
 from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, attach, register
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection
+from medusa_spec.prepared.decoder import FastDecoder
 
 _attached: "WeakKeyDictionary[nn.Module, ref[Backbone]]" = WeakKeyDictionary()
 """Backbones of attached models by LM head. A deep copy of such a model brings the hook along without being here, and a
 backbone that nobody holds any more stands in nobody's way."""
+
+
+RESCALED = {"dynamic", "longrope"}
+"""Kinds of rotary positions that are rescaled by the longest position of a pass."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,13 +139,23 @@ class Backbone:
         rope = getattr(config, "rope_parameters", None) or {}
         for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):  # one per layer kind
             kind = part.get("rope_type")
-            if kind in ("dynamic", "longrope"):
+            if kind in RESCALED:
                 edge = part.get("original_max_position_embeddings") or config.max_position_embeddings
                 if length < edge:
                     return edge - 1 - length
                 return 0 if kind == "dynamic" else None
         bound = self.max_length
         return None if bound is None else max(0, bound - 1 - length)
+
+    @property
+    def reads_chains(self) -> bool:
+        """Whether tree passes run in one call (see `prepare`), so that a prompt is best read as chains of nodes.
+
+        Not where positions are rescaled by the longest one of a pass: there a prompt is one piece.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        rescaled = RESCALED & {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
+        return isinstance(self.model.get_decoder(), FastDecoder) and not rescaled
 
     @property
     def max_length(self) -> int | None:
@@ -230,19 +245,21 @@ class Backbone:
             logits, h = logits[:, -1:], h[:, -1:]
         return TargetOutput(logits=logits, h=h)
 
-    def verify(self, input_ids: torch.Tensor, tree_pass: TreePass) -> TargetOutput:
+    def verify(self, input_ids: torch.Tensor, tree_pass: TreePass, *, last_only: bool = False) -> TargetOutput:
         """One pass over the N nodes of a tree, each row behind its own prefix.
 
         Args:
             input_ids: Node tokens [B, N].
             tree_pass: Shape, prefix lengths and cache; see `attention.TreePass`.
+            last_only: Compute logits and h of the last node only.
 
         Returns:
-            Logits [B, N, V] and h [B, N, H] at every node.
+            Logits [B, N, V] and h [B, N, H] at every node, or at the last one.
         """
         extra: dict[str, Any] = {TREE_ARGUMENT: tree_pass}
         return self.forward(
             input_ids,
+            last_only=last_only,
             position_ids=tree_pass.positions,
             # Four dimensions: Hugging Face passes such a mask through untouched, and tree attention does not read it.
             attention_mask=tree_pass.no_mask,

@@ -217,13 +217,14 @@ class SlabCache(Cache):
         """Keys and values of a layer, [B, Hkv, capacity, D], for who writes the nodes itself: from slot `end` on."""
         return self.layers[layer].keys, self.layers[layer].values
 
-    def seal(self, reserve: int) -> None:
+    def seal(self, reserve: int, unread: int = 0) -> None:
         """Moves the states of the prompt into slabs; from then on every pass is a tree pass.
 
         Args:
             reserve: Tokens expected to follow; a hint, the slabs grow when it was too small.
+            unread: Tokens of the prompt that are still to be read, by tree passes.
         """
-        reserve = min(reserve, max(LONGEST_RESERVE, self.layers[0].seen))
+        reserve = unread + min(reserve, max(LONGEST_RESERVE, self.layers[0].seen + unread))
         groups: dict[Any, list[SlabLayer]] = {}
         for layer in self.layers:
             shape = (layer.keys.shape, layer.values.shape, layer.window, layer.dtype, layer.device)

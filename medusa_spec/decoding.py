@@ -12,6 +12,7 @@ from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
 from medusa_spec.drafters import DraftSession, check_draft
+from medusa_spec.prefill import prefill
 from medusa_spec.prepared.choice import most_likely
 from medusa_spec.stats import DecodingStats
 from medusa_spec.stopping import Sequence
@@ -114,7 +115,10 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
 
 def read(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
     """Reads the text that the cache lacks and chooses the token after it."""
-    out = prefill(backbone, request)
+    longest = request.sequence.max_length
+    reserve = 0 if longest is None else longest - request.sequence.length
+    chunk = request.prefill_chunk
+    out = prefill(backbone, request.cache, request.prefill_ids, reserve=reserve, chunk=chunk)
     accepted = accept(TokenTree.root_only(-1), out, request)
     request.session.observe(accepted.tokens)
     return out, accepted
@@ -125,17 +129,6 @@ def read_anew(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accep
     request.cache, request.prefill_chunk = SlabCache(backbone.config), None
     request.prefill_ids = request.sequence.ids.to(backbone.device)
     return read(backbone, request)
-
-
-def prefill(backbone: Backbone, request: Request) -> TargetOutput:
-    """Reads the prompt; returns logits and h of its last position."""
-    for ids in request.prefill_ids.split(request.prefill_chunk or request.prefill_ids.shape[1], dim=1):
-        past = request.cache.get_seq_length()
-        positions = torch.arange(past, past + ids.shape[1], device=backbone.device).unsqueeze(0)
-        out = backbone.forward(ids, last_only=True, position_ids=positions, cache=request.cache)
-    longest = request.sequence.max_length
-    request.cache.seal(0 if longest is None else longest - request.sequence.length)
-    return out
 
 
 def draft(backbone: Backbone, request: Request, root: int, h: torch.Tensor) -> TokenTree:

@@ -15,8 +15,9 @@ from medusa_spec.prepared.decoder import fasten_decoder
 from medusa_spec.prepared.decoder_layer import fasten_decoder_layer
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import COLUMNS, ELEMENTS
+from medusa_spec.prepared.memory import large_pages
 from medusa_spec.prepared.norm import fasten_norm
-from medusa_spec.prepared.packed_layer import pack_layer, restore
+from medusa_spec.prepared.packed_layer import KeptDenseLinear, pack_layer, restore
 from medusa_spec.prepared.packed_linear import PackedLinear, available, packed_size
 from medusa_spec.prepared.swap import swap_back
 
@@ -103,18 +104,22 @@ def prepare(model: nn.Module, lm_head: nn.Module | None = None) -> Prepared:
 def _prepare(model: nn.Module, lm_head: nn.Module | None, prepared: Prepared) -> None:
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     shared = {id(m) for m in prepared.layers if m is lm_head or owners[id(m.weight)] > 1}
-    joined: list[tuple[nn.Module, tuple[str, ...], torch.Tensor]] = []
-    for module in model.modules():
-        for names in JOINED:
-            group = [module._modules.get(name) for name in names]
-            if _joinable(group, prepared.layers, shared):
-                joined.append((module, names, _pack_together(group)))
-    done = {id(module._modules[name]) for module, names, _ in joined for name in names}
-    for layer in prepared.layers:
-        if id(layer) not in done:
-            prepared.extra_bytes += pack_layer(layer, keep_dense=id(layer) in shared)
-    for module, names, memory in joined:
-        if JOINED[names](module, JoinedLinear(module, names, memory)):
+    joined = [
+        (module, names, group)
+        for module in model.modules()
+        for names in JOINED
+        if _joinable(group := [module._modules.get(name) for name in names], prepared.layers, shared)
+    ]
+    together = {id(layer) for _, _, group in joined for layer in group}
+    apart = [layer for layer in prepared.layers if id(layer) not in together]
+    memory = _Memory(prepared.layers)
+    packed = [memory.pack(group, keep_dense=False) for _, _, group in joined]
+    for layer in apart:
+        keep_dense = id(layer) in shared
+        memory.pack([layer], keep_dense=keep_dense)
+        prepared.extra_bytes += layer.packed.packed.nbytes if type(layer) is KeptDenseLinear else 0
+    for (module, names, _), weights in zip(joined, packed, strict=True):
+        if JOINED[names](module, JoinedLinear(module, names, weights)):
             prepared.modules.append(module)
     prepared.modules += [module for module in model.modules() if fasten_norm(module)]
     prepared.modules += [module for module in model.modules() if fasten_decoder_layer(module)]
@@ -142,13 +147,27 @@ def _joinable(group: list[Any], layers: list[nn.Linear], shared: set[int]) -> bo
     return len(alike) == 1 and whole and min(min(layer.weight.shape) for layer in group) > 1
 
 
-def _pack_together(group: list[Any]) -> torch.Tensor:
-    """Packs layers side by side; returns the memory of all."""
-    sizes = [packed_size(layer.out_features, layer.in_features) for layer in group]
-    memory = torch.empty(sum(sizes), dtype=group[0].weight.dtype, device="cpu")
-    for layer, into in zip(group, memory.split(sizes), strict=True):
-        pack_layer(layer, keep_dense=False, into=into)
-    return memory
+class _Memory:
+    """One piece of memory per dtype for all packed weights of a model, filled from its beginning.
+
+    Args:
+        layers: All that will be packed.
+    """
+
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        sizes: Counter[torch.dtype] = Counter()
+        for layer in layers:
+            sizes[layer.weight.dtype] += packed_size(layer.out_features, layer.in_features)
+        self.free = {dtype: large_pages(size, dtype) for dtype, size in sizes.items()}
+
+    def pack(self, group: list[Any], *, keep_dense: bool) -> torch.Tensor:
+        """Packs layers side by side; returns the memory of all."""
+        sizes = [packed_size(layer.out_features, layer.in_features) for layer in group]
+        dtype = group[0].weight.dtype
+        taken, self.free[dtype] = self.free[dtype].split([sum(sizes), len(self.free[dtype]) - sum(sizes)])
+        for layer, into in zip(group, taken.split(sizes), strict=True):
+            pack_layer(layer, keep_dense=keep_dense, into=into)
+        return taken
 
 
 def _gain(layer: nn.Linear) -> float:

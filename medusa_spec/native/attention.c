@@ -189,34 +189,34 @@ static void gather(const struct attention *c, const float *weights, const float 
     }
 }
 
-void NAME(attention_team)(const struct attention *c) {
+void NAME(attention_team)(struct team *team, const struct attention *c) {
     const long groups = c->q_heads / c->kv_heads, rows = groups * c->nodes, padded = up_to(c->dim, LANES);
     const long count = c->end + c->nodes - c->first, stride = up_to(count, COLUMNS), blocks = stride / COLUMNS;
     const long pieces = (c->dim + COLUMNS - 1) / COLUMNS;
     float *queries = c->scratch, *scores = queries + c->q_heads * c->nodes * padded;
     float *inverse = scores + c->q_heads * c->nodes * stride;
-#pragma omp for schedule(static)
-    for (long node = 0; node < c->nodes; node++) lay_out(c, node, queries);
-#pragma omp for schedule(static)
-    for (long task = 0; task < c->kv_heads * blocks; task++) {
+    for (long node; (node = next_task(team, c->nodes)) >= 0;) lay_out(c, node, queries);
+    for (long task; (task = next_task(team, c->kv_heads * blocks)) >= 0;) {
         const long head = task / blocks, first = task % blocks * COLUMNS;
         float keys[padded * COLUMNS];
         columns_of(c->keys + head * c->head_stride + (c->first + first) * c->dim, count - first, c->dim, keys);
         score(c, queries + head * rows * padded, rows, padded, keys, scores + head * rows * stride + first, stride);
     }
-#pragma omp for schedule(static)
-    for (long row = 0; row < c->kv_heads * rows; row++) {
+    for (long row; (row = next_task(team, c->kv_heads * rows)) >= 0;) {
         const long head = row / rows * groups + row % rows / c->nodes;
         inverse[row] = weigh(c, scores + row * stride, stride, row % c->nodes, c->sinks ? c->sinks + head : NULL);
     }
-#pragma omp for schedule(static)
-    for (long task = 0; task < c->kv_heads * pieces; task++) {
+    for (long task; (task = next_task(team, c->kv_heads * pieces)) >= 0;) {
         const long head = task / pieces, at = head * rows;
         gather(c, scores + at * stride, inverse + at, stride, head, task % pieces * COLUMNS);
     }
 }
 
 void NAME(attention)(const struct attention *c) {
+    struct phase phases[ATTENTION_PHASES] = {{0}};
 #pragma omp parallel num_threads(c->threads)
-    NAME(attention_team)(c);
+    {
+        struct team team = {phases, 0};
+        NAME(attention_team)(&team, c);
+    }
 }

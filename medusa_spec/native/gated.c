@@ -13,10 +13,9 @@ static floats bias_at(const float *bias, long first) {
     return value;
 }
 
-void NAME(gated_team)(const struct linear *l, const float *x, float *wide, long rows, int kind) {
+void NAME(gated_team)(struct team *team, const struct linear *l, const float *x, float *wide, long rows, int kind) {
     const long width = l->outputs / 2;
-#pragma omp for schedule(static)
-    for (long n = 0; n < width / COLUMNS; n++) {
+    for (long n; (n = next_task(team, width / COLUMNS)) >= 0;) {
         const element *gates = l->weight + n * l->inputs * COLUMNS, *ups = gates + width * l->inputs;
         floats g[2][GROUP], u[2][GROUP];
         for (long r = 0; r < rows; r += GROUP) {

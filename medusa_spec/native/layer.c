@@ -14,6 +14,8 @@ struct layer {
     int activation;
 };
 
+enum { LAYER_PHASES = 2 * NORM_PHASES + 3 * LINEAR_PHASES + GATED_PHASES + ATTENTION_PHASES };
+
 static long larger(long a, long b) { return a > b ? a : b; }
 
 static long attention_scratch(const struct attention *a) {
@@ -21,7 +23,8 @@ static long attention_scratch(const struct attention *a) {
     return a->q_heads * a->nodes * ((a->dim + 15) / 16 * 16 + (keys + 31) / 32 * 32 + 1);
 }
 
-/* Floats of scratch that the layers need: inputs of the products, elements in between, and attention's own. */
+/* Floats of scratch that the layers need: inputs of the products, elements in between, and attention's own,
+ * and the phases of all. */
 long NAME(layers_scratch)(const struct layer *layers, long count) {
     long most = 0;
     for (long i = 0; i < count; i++) {
@@ -30,11 +33,11 @@ long NAME(layers_scratch)(const struct layer *layers, long count) {
         most = larger(most, a->nodes * (larger(l->hidden, a->q_heads * a->dim) + l->qkv.outputs + l->hidden +
                                         l->down.inputs) + attention_scratch(a));
     }
-    return most;
+    return most + count * LAYER_PHASES * (long)(sizeof(struct phase) / sizeof(float));
 }
 
 /* x and out [nodes, hidden]; they may be the same. */
-static void layer_team(const struct layer *l, const element *x, element *out, float *scratch) {
+static void layer_team(struct team *team, const struct layer *l, const element *x, element *out, float *scratch) {
     struct attention a = l->attention;
     const long nodes = a.nodes;
     float *inputs = scratch; /* of q-k-v, then of o, then of gate-up */
@@ -44,17 +47,23 @@ static void layer_team(const struct layer *l, const element *x, element *out, fl
     a.scratch = (float *)a.qkv + nodes * l->qkv.outputs;
     a.out = NULL;
     a.wide = inputs;
-    NAME(norm_team)(&l->first_norm, x, inputs, nodes, l->hidden);
-    NAME(linear_team)(&l->qkv, inputs, NULL, a.qkv, nodes);
-    NAME(attention_team)(&a);
-    NAME(linear_team)(&l->o, inputs, x, middle, nodes);
-    NAME(norm_team)(&l->second_norm, middle, inputs, nodes, l->hidden);
-    NAME(gated_team)(&l->gate_up, inputs, inner, nodes, l->activation);
-    NAME(linear_team)(&l->down, inner, middle, out, nodes);
+    NAME(norm_team)(team, &l->first_norm, x, inputs, nodes, l->hidden);
+    NAME(linear_team)(team, &l->qkv, inputs, NULL, a.qkv, nodes);
+    NAME(attention_team)(team, &a);
+    NAME(linear_team)(team, &l->o, inputs, x, middle, nodes);
+    NAME(norm_team)(team, &l->second_norm, middle, inputs, nodes, l->hidden);
+    NAME(gated_team)(team, &l->gate_up, inputs, inner, nodes, l->activation);
+    NAME(linear_team)(team, &l->down, inner, middle, out, nodes);
 }
 
 /* `count` layers, one behind the other, of one row: x to out, both [nodes, hidden]. */
 void NAME(layers)(const struct layer *layers, long count, const element *x, element *out, float *scratch) {
+    struct phase *phases = (struct phase *)scratch; /* first, where tensors are aligned */
+    memset(phases, 0, count * LAYER_PHASES * sizeof *phases);
+    scratch = (float *)(phases + count * LAYER_PHASES);
 #pragma omp parallel num_threads(layers->attention.threads)
-    for (long i = 0; i < count; i++) layer_team(layers + i, i ? out : x, out, scratch);
+    {
+        struct team team = {phases, 0};
+        for (long i = 0; i < count; i++) layer_team(&team, layers + i, i ? out : x, out, scratch);
+    }
 }

@@ -25,10 +25,10 @@ static void put_on(element *to, floats value, const element *residual, long coun
     put_some(to, value, count);
 }
 
-void NAME(linear_team)(const struct linear *l, const float *x, const element *residual, element *y, long rows) {
+void NAME(linear_team)(struct team *team, const struct linear *l, const float *x, const element *residual, element *y,
+                       long rows) {
     const long blocks = (l->outputs + COLUMNS - 1) / COLUMNS;
-#pragma omp for schedule(static)
-    for (long n = 0; n < blocks; n++) {
+    for (long n; (n = next_task(team, blocks)) >= 0;) {
         const element *block = l->weight + n * l->inputs * COLUMNS;
         const long first = n * COLUMNS, width = l->outputs - first;
         const floats left = get_bias(l, first), right = get_bias(l, first + LANES);
@@ -49,10 +49,11 @@ void NAME(linear_team)(const struct linear *l, const float *x, const element *re
 void NAME(linear)(const element *x, const element *w, const float *bias, element *y, float *scratch, long rows,
                   long inputs, long outputs, int threads) {
     const struct linear l = {w, bias, inputs, outputs};
+    struct phase phases[1 + LINEAR_PHASES] = {{0}};
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
-        for (long r = 0; r < rows; r++) widen(x + r * inputs, scratch + r * inputs, inputs);
-        NAME(linear_team)(&l, scratch, NULL, y, rows);
+        struct team team = {phases, 0};
+        for (long r; (r = next_task(&team, rows)) >= 0;) widen(x + r * inputs, scratch + r * inputs, inputs);
+        NAME(linear_team)(&team, &l, scratch, NULL, y, rows);
     }
 }

@@ -2,9 +2,9 @@
 #include "norm.h"
 #include "team.h"
 
-void NAME(norm_team)(const struct norm *norm, const element *x, float *wide, long rows, long width) {
-#pragma omp for schedule(static)
-    for (long r = 0; r < rows; r++)
+void NAME(norm_team)(struct team *team, const struct norm *norm, const element *x, float *wide, long rows,
+                     long width) {
+    for (long r; (r = next_task(team, rows)) >= 0;)
         norm_row(x + r * width, norm->weight, NULL, wide + r * width, width, norm->epsilon,
                  (enum norm_style)norm->style);
 }

@@ -1,9 +1,52 @@
 /* What the kernels do inside a parallel region: every thread of a team calls these together, and when one returns its
  * result is there for all. The exported functions of the same names open a region around one; layer.c around several.
+ *
+ * A team shares a row of phases. In each, threads claim tasks one by one and go on as soon as all tasks are done, not when
+ * all threads have come: one that another program keeps from running delays the others by the task in its hands at
+ * most, and finds the phases behind it done. A barrier for all threads would cost a time slice at every step.
  */
 #ifndef TEAM_H
 #define TEAM_H
+#include <sched.h>
 #include "element.h"
+
+#define PATIENCE 4000 /* looks at unfinished work before the processor is offered to others */
+
+struct phase {
+    long claimed, done; /* tasks; zero at first */
+    char apart[48];     /* a cache line each */
+};
+
+/* One thread's place in the row of phases. */
+struct team {
+    struct phase *phase;
+    int busy; /* holds a task */
+};
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* The next task of `count`, or -1 when all are done; the phase is over then. The one claimed before is done by now. */
+static inline long next_task(struct team *team, long count) {
+    struct phase *phase = team->phase;
+    if (team->busy) __atomic_fetch_add(&phase->done, 1, __ATOMIC_RELEASE);
+    const long task = __atomic_fetch_add(&phase->claimed, 1, __ATOMIC_RELAXED);
+    team->busy = task < count;
+    if (team->busy) return task;
+    for (long looks = 1; __atomic_load_n(&phase->done, __ATOMIC_ACQUIRE) < count; looks++)
+        if (looks % PATIENCE) pause_briefly();
+        else sched_yield();
+    team->phase++;
+    return -1;
+}
+
+/* Phases of the functions below. */
+enum { LINEAR_PHASES = 1, NORM_PHASES = 1, GATED_PHASES = 1, ATTENTION_PHASES = 4 };
 
 struct norm {
     const element *weight; /* [width] */
@@ -38,16 +81,17 @@ struct attention {
 };
 
 /* x [rows, width] to floats [rows, width], rounded to elements. */
-void NAME(norm_team)(const struct norm *norm, const element *x, float *wide, long rows, long width);
+void NAME(norm_team)(struct team *team, const struct norm *norm, const element *x, float *wide, long rows, long width);
 
 /* x [rows, inputs] to y [rows, outputs], on top of a residual of that shape if there is one. */
-void NAME(linear_team)(const struct linear *linear, const float *x, const element *residual, element *y, long rows);
+void NAME(linear_team)(struct team *team, const struct linear *linear, const float *x, const element *residual, element *y,
+                       long rows);
 
 /* activation(gate) * up of x [rows, inputs], to floats [rows, width], rounded to elements. The layer is gate and up
  * packed side by side, 2 * width outputs, width a multiple of 32. */
-void NAME(gated_team)(const struct linear *gate_up, const float *x, float *wide, long rows, int activation);
+void NAME(gated_team)(struct team *team, const struct linear *gate_up, const float *x, float *wide, long rows, int activation);
 
 /* See attention.c. */
-void NAME(attention_team)(const struct attention *attention);
+void NAME(attention_team)(struct team *team, const struct attention *attention);
 
 #endif

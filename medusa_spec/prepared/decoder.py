@@ -19,8 +19,8 @@ from medusa_spec.tree import shape_of
 SHAPE = shape_of((-1, 0, 0, 1))
 """Tree of the comparison."""
 
-SILENT = ("output_hidden_states", "output_attentions", "inputs_embeds")
-"""Arguments that ask for something in between, or give it."""
+ASKED = ("output_hidden_states", "output_attentions")
+"""Arguments and settings that ask for something in between."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +47,8 @@ class FastDecoder(Swapped):
         ids, positions = kwargs.get("input_ids"), kwargs.get("position_ids")
         if type(tree_pass) is not TreePass or args or ids is None or positions is None:
             return super().forward(*args, **kwargs)
-        if any(kwargs.get(name) for name in SILENT) or kwargs.get(record.cache_argument) is not tree_pass.cache:
+        asked = any(kwargs.get(name, getattr(self.config, name, False)) for name in ASKED)
+        if asked or kwargs.get(record.cache_argument) is not tree_pass.cache or kwargs.get("inputs_embeds") is not None:
             return super().forward(*args, **kwargs)
         hidden = _hidden(self, record, ids, positions, tree_pass)
         if hidden is None:
