@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -141,6 +142,30 @@ class Backbone:
                 return 0 if kind == "dynamic" else None
         bound = self.max_length
         return None if bound is None else max(0, bound - 1 - length)
+
+    @property
+    def rescales_positions(self) -> bool:
+        """Whether rotary positions depend on the longest one of a pass."""
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        parts = (rope, *(value for value in rope.values() if isinstance(value, dict)))
+        return any(part.get("rope_type") in ("dynamic", "longrope") for part in parts)
+
+    @property
+    def spread(self) -> str | None:
+        """Why a pass does not stay on one device with weights that lie still, in words; None if it does."""
+        if any(hasattr(module, "_hf_hook") for module in self.model.modules()):
+            return "the target's weights are moved or dispatched by hooks"
+        devices = {tensor.device for tensor in self._tensors()}
+        return f"the target is spread over {len(devices)} devices" if len(devices) > 1 else None
+
+    @property
+    def placed(self) -> int:
+        """Names the places in memory of all weights: another number after a cast, a move, an exchange."""
+        return hash(tuple(tensor.data_ptr() for tensor in self._tensors()))
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
 
     @property
     def max_length(self) -> int | None:

@@ -9,7 +9,6 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from medusa_spec.attention import tree_attention
 from medusa_spec.errors import AttachError
 
 PREFIX = "medusa_spec."
@@ -43,7 +42,7 @@ def register(name: str) -> None:
     def attention(module: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
         tree_pass = kwargs.pop(TREE_ARGUMENT, None)
         if tree_pass is not None:
-            return tree_attention(module, query, *args, tree_pass=tree_pass, **kwargs)
+            return tree_pass.attend(module, query, *args, **kwargs)
         return _original_attention(module, name)(module, query, *args, **kwargs)
 
     AttentionInterface.register(PREFIX + name, attention)
