@@ -14,10 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from medusa_spec.adapters import adapter_state, without_wrapper
-from medusa_spec.attention import TreePass
 from medusa_spec.cache import SlabCache
 from medusa_spec.capture import CutError, capture_input, capturing
-from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, attach, register
+from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, Pass, attach, register
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection
 
@@ -255,12 +254,12 @@ class Backbone:
             logits, h = logits[:, -1:], h[:, -1:]
         return TargetOutput(logits=logits, h=h)
 
-    def verify(self, input_ids: torch.Tensor, tree_pass: TreePass) -> TargetOutput:
+    def verify(self, input_ids: torch.Tensor, tree_pass: Pass) -> TargetOutput:
         """One pass over the N nodes of a tree, each row behind its own prefix.
 
         Args:
             input_ids: Node tokens [B, N].
-            tree_pass: Shape, prefix lengths and cache; see `attention.TreePass`.
+            tree_pass: Shape, prefix lengths and cache; see `attention.TreePass` and `StaticTreePass`.
 
         Returns:
             Logits [B, N, V] and h [B, N, H] at every node.

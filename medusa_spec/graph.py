@@ -34,20 +34,22 @@ class Recorder:
         if self._stream is None:
             self._pool, self._stream = cuda.graph_pool_handle(), cuda.Stream()
         self._stream.wait_stream(cuda.current_stream())
-        with cuda.stream(self._stream):
-            try:
-                run()  # its own failures are its caller's
-            finally:
-                undo()
-            try:
-                _without_synchronising(run)
-                undo()
-                graph = self._recorded(run)
-            except Exception as error:
-                undo()
-                raise GraphError(f"{type(error).__name__}: {_first_line(error)}") from error
-        cuda.current_stream().wait_stream(self._stream)
-        return graph.replay
+        try:
+            with cuda.stream(self._stream):
+                return self._warm_and_recorded(run, undo).replay
+        finally:
+            cuda.current_stream().wait_stream(self._stream)
+
+    def _warm_and_recorded(self, run: Callable[[], None], undo: Callable[[], None]) -> Any:
+        run()  # its own failures are its caller's
+        undo()
+        try:
+            _without_synchronising(run)
+            undo()
+            return self._recorded(run)
+        except Exception as error:
+            undo()
+            raise GraphError(f"{type(error).__name__}: {_first_line(error)}") from error
 
     def _recorded(self, run: Callable[[], None]) -> Any:
         graph = cuda.CUDAGraph()

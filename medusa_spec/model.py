@@ -179,7 +179,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
 
     @property
     def graph_reason(self) -> str | None:
-        """Why the last `generate` was not decoded by CUDA graphs, in words; None if it was. See docs/architecture.md."""
+        """Why the last `generate` was not decoded by CUDA graphs, in words; None if it was."""
         return self.steps.reason
 
     def _record(self, stats: DecodingStats) -> None:

@@ -1,4 +1,4 @@
-"""The loop over steps of fixed shape: when they serve, in what buffers, read one step late. Knows no model internals."""
+"""The loop over steps of fixed shape: when they serve, in what buffers, read one step late. Knows no HF internals."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -136,9 +136,12 @@ class StaticSteps:
         """
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {MODES}, got {self.mode!r}")
+        self.reason = self._switched_off(backbone.device)
+        if self.reason is not None:
+            return out, accepted
         root, h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
         draft = plain_draft() if request.draft_nodes == 0 else request.session.fixed(h, request.draft_nodes)
-        self.reason = self._switched_off(backbone.device) or reason_against(request, backbone, draft)
+        self.reason = reason_against(request, backbone, draft)
         if self.reason is not None or draft is None:
             return out, accepted
         if not self._busy.acquire(blocking=False):

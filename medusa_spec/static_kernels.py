@@ -97,7 +97,7 @@ MASKED = "masked"
 
 def available(device: torch.device) -> list[str]:
     """Names of what runs on a device, the best first; `MASKED` runs everywhere."""
-    there = {"flash-attn": lambda: kernels._flash_attn(), "varlen": _varlen}
+    there: dict[str, Callable[[], Any]] = {"flash-attn": lambda: kernels._flash_attn(), "varlen": _varlen}
     return [name for name in PREFIX_KERNELS if device.type == "cuda" and there[name]() is not None] + [MASKED]
 
 

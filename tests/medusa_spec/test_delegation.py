@@ -6,7 +6,6 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from medusa_spec import delegation
 from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, attach, register
 from medusa_spec.errors import AttachError
 
