@@ -1,5 +1,6 @@
 """Recording a step as a CUDA graph, and reading its results one step late. Knows functions and tensors, no decoding."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -72,7 +73,9 @@ class GraphError(RuntimeError):
 
 def _without_synchronising(run: Callable[[], None]) -> None:
     mode = cuda.get_sync_debug_mode()
-    cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says, once, that it may not notice all of them
+        cuda.set_sync_debug_mode("error")
     try:
         run()
     finally:
@@ -98,7 +101,8 @@ class LateReader:
 
     def __init__(self, like: torch.Tensor, depth: int = 2) -> None:
         self._cuda = like.device.type == "cuda"
-        self._hosts = [torch.empty(like.shape, dtype=like.dtype, pin_memory=self._cuda) for _ in range(depth)]
+        options = {"dtype": like.dtype, "device": "cpu", "pin_memory": self._cuda}
+        self._hosts = [torch.empty(like.shape, **options) for _ in range(depth)]
         self._events = [cuda.Event() if self._cuda else None for _ in range(depth)]
         self._put = self._taken = 0
 

@@ -1,7 +1,8 @@
 """The loop over steps of fixed shape: when they serve, in what buffers, read one step late. Knows no HF internals."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -17,6 +18,7 @@ from medusa_spec.drafters import FixedDraft
 from medusa_spec.errors import ConfigError
 from medusa_spec.graph import GraphError, LateReader, Recorder
 from medusa_spec.static_cache import StaticCache
+from medusa_spec.static_probe import static_probe
 from medusa_spec.static_step import StaticStep
 from medusa_spec.stats import DecodingStats
 from medusa_spec.tree import chain
@@ -108,6 +110,7 @@ class StaticSteps:
     def clear(self) -> None:
         """Forgets all steps and frees their buffers."""
         self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
+        self._probed: dict[Hashable, str | None] = {}
         self._caches: WeakValueDictionary[int, StaticCache] = WeakValueDictionary()
         self._recorder = Recorder()
 
@@ -148,7 +151,11 @@ class StaticSteps:
             self.reason = "another thread decodes with these buffers"
             return out, accepted
         try:
-            return _Run(self, backbone, request, draft, stats).decode(root, h, out, accepted)
+            with _current(backbone.device):
+                self.reason = self._wrong(backbone)
+                if self.reason is not None:
+                    return out, accepted
+                return _Run(self, backbone, request, draft, stats).decode(root, h, out, accepted)
         finally:
             self._busy.release()
 
@@ -158,6 +165,16 @@ class StaticSteps:
         if device.type != "cuda" and self.mode == "auto":
             return f"the target is on {device.type}; graphs are CUDA's"
         return None
+
+    def _wrong(self, backbone: Backbone) -> str | None:
+        """What speaks against passes of fixed shape of this model with this attention; asked once."""
+        key = (type(backbone.model), backbone.dtype, backbone.device, self.backend)
+        if key not in self._probed:
+            try:
+                self._probed[key] = static_probe(backbone, self.backend)
+            except Exception as error:  # a model or a library that they do not suit: the ordinary loop serves it
+                self._probed[key] = f"a pass of fixed shape failed: {type(error).__name__}: {error}"
+        return self._probed[key]
 
     def bucket(self, backbone: Backbone, draft: FixedDraft, like: SlabCache, h: torch.Tensor, slots: int) -> "Bucket":
         """A step for this draft with at least so many slots, recorded if that can be; what it raises is raised.
@@ -194,6 +211,17 @@ class StaticSteps:
             return self._recorder.record(step, lambda: step.cache.cut(1)), None
         except GraphError as error:
             return step, f"it cannot be recorded: {error}"
+
+
+@contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    """Makes a CUDA device the current one, and leaves nothing under way on it: another stream may come next."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
+        torch.cuda.current_stream(device).synchronize()
 
 
 class _Run:
