@@ -101,8 +101,9 @@ class LateReader:
 
     def __init__(self, like: torch.Tensor, depth: int = 2) -> None:
         self._cuda = like.device.type == "cuda"
-        options = {"dtype": like.dtype, "device": "cpu", "pin_memory": self._cuda}
-        self._hosts = [torch.empty(like.shape, **options) for _ in range(depth)]
+        self._hosts = [
+            torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=self._cuda) for _ in range(depth)
+        ]
         self._events = [cuda.Event() if self._cuda else None for _ in range(depth)]
         self._put = self._taken = 0
 
