@@ -3,7 +3,8 @@
 python benchmarks/gpu_check.py [--budget 450] [--shapes 1B 8B] [--device cuda] … (--help)
 
 Needs no network and no files. A part that fails is reported with its reason and does not stop the others; what the
-budget leaves no time for is named. The exit status is 1 if outputs were not the target's own.
+budget leaves no time for is named. The exit status is 1 if outputs were not the target's own. One file, long as it is:
+what it says about a machine can be read beside how it was measured.
 """
 
 import argparse
@@ -33,8 +34,8 @@ from medusa_spec.excuse import explain
 from medusa_spec.graph import Recorder
 from medusa_spec.machine import machine_facts
 from medusa_spec.static_attention import StaticTreePass
+from medusa_spec.static_buckets import capacity_for
 from medusa_spec.static_cache import StaticCache
-from medusa_spec.static_decoding import capacity_for
 from medusa_spec.static_kernels import available
 from medusa_spec.static_step import StaticStep
 from medusa_spec.static_tree import StaticTree

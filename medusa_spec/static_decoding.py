@@ -1,46 +1,27 @@
 """The loop over steps of fixed shape: when they serve, in what buffers, read one step late. Knows no HF internals."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 
 from medusa_spec.acceptance import Accepted
 from medusa_spec.backbone import Backbone, TargetOutput
-from medusa_spec.cache import SlabCache
 from medusa_spec.decoding import Clock, Request, push
 from medusa_spec.drafters import FixedDraft
 from medusa_spec.errors import ConfigError
-from medusa_spec.graph import GraphError, LateReader, Recorder
-from medusa_spec.static_cache import StaticCache
+from medusa_spec.graph import LateReader
+from medusa_spec.static_buckets import Buckets
 from medusa_spec.static_probe import static_probe
-from medusa_spec.static_step import StaticStep
 from medusa_spec.stats import DecodingStats
 from medusa_spec.tree import chain
-
-SMALLEST_CAPACITY = 512
-"""Slots of the smallest bucket; each following one has twice as many."""
 
 LONGEST_RESERVE = 2048
 """Most slots taken in advance: who allows a million tokens seldom gets them."""
 
-MOST_BUCKETS = 4
-"""Recorded steps kept; the one that was used longest ago goes first."""
-
 MODES = ("auto", "graph", "eager", "off")
-
-
-def capacity_for(slots: int) -> int:
-    """The capacity of the bucket that serves for so many slots."""
-    capacity = SMALLEST_CAPACITY
-    while capacity < slots:
-        capacity *= 2
-    return capacity
 
 
 def plain_draft() -> FixedDraft:
@@ -67,28 +48,8 @@ def reason_against(request: Request, backbone: Backbone, draft: FixedDraft | Non
     return backbone.spread
 
 
-@dataclass(kw_only=True, eq=False)
-class Bucket:
-    """A step for one tree and one capacity, and how it is run.
-
-    Attributes:
-        step: Its buffers.
-        run: Makes a step.
-        reason: Why that is not by a graph; None if it is.
-        placed: Where the target's weights lay when it was recorded.
-    """
-
-    step: StaticStep
-    run: Callable[[], None]
-    reason: str | None
-    placed: Hashable
-
-
 class StaticSteps:
     """Decodes requests in steps of fixed shape where that serves, on CUDA as recorded graphs.
-
-    Steps are kept, with their buffers, for the next request: one per tree and capacity. Buffers of one capacity are
-    shared.
 
     Args:
         mode: `"auto"`: as graphs on CUDA, not at all elsewhere; `"graph"`; `"eager"`: the same steps without graphs,
@@ -98,6 +59,7 @@ class StaticSteps:
         mode: May be changed between requests.
         reason: Why the last request was not decoded by graphs, in words; None if it was.
         backend: Of attention; None takes the best that is there.
+        buckets: Steps that were made, and are kept for the next request.
     """
 
     def __init__(self, mode: str = "auto") -> None:
@@ -109,10 +71,8 @@ class StaticSteps:
 
     def clear(self) -> None:
         """Forgets all steps and frees their buffers."""
-        self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
+        self.buckets = Buckets()
         self._probed: dict[Hashable, str | None] = {}
-        self._caches: WeakValueDictionary[int, StaticCache] = WeakValueDictionary()
-        self._recorder = Recorder()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which record anew."""
@@ -175,42 +135,6 @@ class StaticSteps:
             except Exception as error:  # a model or a library that they do not suit: the ordinary loop serves it
                 self._probed[key] = f"a pass of fixed shape failed: {type(error).__name__}: {error}"
         return self._probed[key]
-
-    def bucket(self, backbone: Backbone, draft: FixedDraft, like: SlabCache, h: torch.Tensor, slots: int) -> "Bucket":
-        """A step for this draft with at least so many slots, recorded if that can be; what it raises is raised.
-
-        Args:
-            backbone: The target.
-            draft: The nodes' tokens.
-            like: A sealed cache of the target.
-            h: A hidden state of the target [H].
-            slots: Prefix and nodes.
-        """
-        capacity = capacity_for(slots)
-        key, placed = (draft.key, capacity, self.mode, self.backend), backbone.placed
-        found = self._buckets.pop(key, None)
-        if found is None or found.placed != placed or not found.step.cache.fits(like):
-            found = None  # frees its buffers before others are made
-            cache = self._caches.get(capacity)
-            if cache is None or not cache.fits(like):
-                cache = self._caches[capacity] = StaticCache(like, capacity)
-            step = StaticStep(backbone, draft, cache, h, self.backend)
-            run, reason = self._recorded(step)
-            found = Bucket(step=step, run=run, reason=reason, placed=placed)
-        self._buckets[key] = found
-        while len(self._buckets) > MOST_BUCKETS:
-            self._buckets.popitem(last=False)
-        return found
-
-    def _recorded(self, step: StaticStep) -> tuple[Callable[[], None], str | None]:
-        if self.mode == "eager":
-            return step, "eager steps were asked for"
-        # Behind a prefix of one token there is room for the nodes, whatever the last request left behind.
-        step.cache.cut(1)
-        try:
-            return self._recorder.record(step, lambda: step.cache.cut(1)), None
-        except GraphError as error:
-            return step, f"it cannot be recorded: {error}"
 
 
 @contextmanager
@@ -302,7 +226,15 @@ class _Run:
         following = LONGEST_RESERVE if sequence.max_length is None else sequence.max_length - sequence.length
         slots = self.known + min(following, LONGEST_RESERVE) + 2 * self.most + self.nodes
         try:
-            self.bucket = self.steps.bucket(self.backbone, self.draft, self.request.cache, h, slots)
+            self.bucket = self.steps.buckets.take(
+                self.backbone,
+                self.draft,
+                self.request.cache,
+                h,
+                slots,
+                eager=self.steps.mode == "eager",
+                backend=self.steps.backend,
+            )
         except Exception as error:  # out of memory, or a model that no static cache suits: the ordinary loop serves it
             self.steps.reason = f"a step of fixed shape failed: {type(error).__name__}: {error}"
             return False

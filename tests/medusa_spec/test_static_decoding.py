@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from medusa_spec import MedusaModel, NgramDrafter, static_decoding
+from medusa_spec import MedusaModel, NgramDrafter, static_buckets, static_decoding
 from medusa_spec.acceptance import EXACT_SAMPLING
 from medusa_spec.errors import ConfigError
-from medusa_spec.static_decoding import StaticSteps, capacity_for, plain_draft, reason_against
+from medusa_spec.static_decoding import StaticSteps, plain_draft, reason_against
+from medusa_spec.static_step import StaticStep
 from medusa_spec.tree import TreeTemplate, chain, shape_of
 
 NEW = 40
@@ -41,7 +42,7 @@ def knowing(lookup, model, text, shape, wrong=0):
 
 @pytest.fixture
 def small_buckets(monkeypatch):
-    monkeypatch.setattr(static_decoding, "SMALLEST_CAPACITY", 16)
+    monkeypatch.setattr(static_buckets, "SMALLEST_CAPACITY", 16)
     monkeypatch.setattr(static_decoding, "LONGEST_RESERVE", 8)
 
 
@@ -135,7 +136,7 @@ def test_capacity_grows_in_the_middle_of_a_text(make_model, lookup, prompt, name
     answer = plain(model, ids, max_new_tokens=120)
     steps = wrapped(model, knowing(lookup, model, answer, SHAPES["bush"], wrong=3))
     assert torch.equal(steps.generate(ids, do_sample=False, max_new_tokens=120), answer)
-    capacities = [bucket.step.cache.capacity for bucket in steps.steps._buckets.values()]
+    capacities = [bucket.step.cache.capacity for bucket in steps.steps.buckets.kept()]
     assert capacities == [32, 64, 128, 256][-len(capacities) :] and len(capacities) >= 3
     assert steps.last_stats.mu > 0 and steps.graph_reason == EAGER
 
@@ -166,8 +167,8 @@ def test_draft_nodes_chooses_a_smaller_step(llama, prompt):
     for nodes in (8, 3, 8):
         assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=NEW, draft_nodes=nodes), answer)
         assert set(model.last_stats.pass_sizes) == {nodes + 1}
-    assert len(model.steps._buckets) == 2
-    assert len({id(bucket.step.cache) for bucket in model.steps._buckets.values()}) == 1
+    assert len(model.steps.buckets) == 2
+    assert len({id(bucket.step.cache) for bucket in model.steps.buckets.kept()}) == 1
 
 
 def test_streamers_and_criteria_see_every_token_and_none_behind_the_last(llama, lookup, prompt):
@@ -192,8 +193,8 @@ def test_steps_are_read_one_late_and_made_no_further_than_that(llama, lookup, pr
     ids, log = prompt(6), []
     answer = plain(llama, ids)
     model = wrapped(llama, knowing(lookup, llama, answer, chain(2), wrong=4))
-    made, take = static_decoding.StaticStep.__call__, static_decoding.LateReader.take
-    monkeypatch.setattr(static_decoding.StaticStep, "__call__", lambda self: log.append("step") or made(self))
+    made, take = StaticStep.__call__, static_decoding.LateReader.take
+    monkeypatch.setattr(StaticStep, "__call__", lambda self: log.append("step") or made(self))
     monkeypatch.setattr(static_decoding.LateReader, "take", lambda self: log.append("read") or take(self))
     said = answer[0, 6:].tolist()
     eos = next(token for place, token in enumerate(said) if place > 12 and token not in said[:place])
@@ -229,7 +230,7 @@ def test_a_recording_is_made_anew_for_a_larger_capacity(llama, lookup, prompt, c
     model = wrapped(llama, knowing(lookup, llama, answer, SHAPES["bush"], wrong=3), mode="graph")
     assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=120), answer)
     assert model.graph_reason is None and model.last_stats.mu > 0
-    assert cuda_stand_in.log.count("record") == len(model.steps._buckets) >= 3
+    assert cuda_stand_in.log.count("record") == len(model.steps.buckets) >= 3
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
@@ -254,7 +255,7 @@ def test_a_step_that_fails_leaves_the_text_to_the_ordinary_loop(llama, prompt, c
     def fail(self):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(static_decoding.StaticStep, "__call__", fail)
+    monkeypatch.setattr(StaticStep, "__call__", fail)
     assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=NEW), answer)
     assert model.graph_reason == "a step of fixed shape failed: OutOfMemoryError: CUDA out of memory"
 
@@ -315,10 +316,10 @@ def test_few_recordings_are_kept(llama, prompt):
     model.steps.mode = "eager"
     for nodes in range(1, 8):
         model.generate(prompt(5), do_sample=False, max_new_tokens=4, draft_nodes=nodes)
-    sizes = [bucket.step.tree.shape.size for bucket in model.steps._buckets.values()]
+    sizes = [bucket.step.tree.shape.size for bucket in model.steps.buckets.kept()]
     assert sizes == [5, 6, 7, 8]
     model.detach()
-    assert not model.steps._buckets and not model.steps._caches
+    assert not model.steps.buckets
 
 
 def test_copies_and_pickles_record_anew(llama, prompt, cuda_stand_in):
@@ -326,7 +327,7 @@ def test_copies_and_pickles_record_anew(llama, prompt, cuda_stand_in):
     model.steps.mode = "graph"
     answer = model.generate(prompt(9), do_sample=False, max_new_tokens=12)
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert again.steps.mode == "graph" and not again.steps._buckets
+        assert again.steps.mode == "graph" and not again.steps.buckets
         assert torch.equal(again.generate(prompt(9), do_sample=False, max_new_tokens=12), answer)
         assert again.graph_reason is None
 
@@ -449,13 +450,6 @@ def test_a_second_thread_takes_the_ordinary_loop(llama, prompt):
     out = model.generate(ids, do_sample=False, max_new_tokens=NEW, stopping_criteria=StoppingCriteriaList([Other()]))
     assert torch.equal(out, answer)
     assert len(reasons) == 2 and reasons[1][1]
-
-
-def test_buckets_double():
-    smallest = static_decoding.SMALLEST_CAPACITY
-    assert [capacity_for(n) for n in (1, smallest, smallest + 1, 4 * smallest)] == [
-        *(smallest, smallest, 2 * smallest, 4 * smallest)
-    ]
 
 
 def test_processors_are_no_greedy_choice(llama, prompt):
