@@ -107,6 +107,12 @@ class TreePass:
             return self
         return replace(self, device=torch.device(device))  # what was worked out for other layers goes along
 
+    def attend(
+        self, module: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of a layer in this pass; what the delegating attention function calls."""
+        return tree_attention(module, query, *args, tree_pass=self, **kwargs)
+
     def visible(self, layer: int, row: int) -> Visibility:
         """What row `row` sees at attention layer `layer`; worked out once per layer kind."""
         window, base = self.cache.window(layer), self.cache.base(layer, row)

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,10 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from medusa_spec.adapters import adapter_state, without_wrapper
-from medusa_spec.attention import TreePass
 from medusa_spec.cache import SlabCache
 from medusa_spec.capture import CutError, capture_input, capturing
-from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, attach, register
+from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, Pass, attach, register
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection
 from medusa_spec.prepared.decoder import FastDecoder
@@ -153,9 +153,31 @@ class Backbone:
 
         Not where positions are rescaled by the longest one of a pass: there a prompt is one piece.
         """
+        return isinstance(self.model.get_decoder(), FastDecoder) and not self.rescales_positions
+
+    @property
+    def rescales_positions(self) -> bool:
+        """Whether rotary positions depend on the longest one of a pass."""
         rope = getattr(self.config, "rope_parameters", None) or {}
-        rescaled = RESCALED & {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
-        return isinstance(self.model.get_decoder(), FastDecoder) and not rescaled
+        parts = (rope, *(value for value in rope.values() if isinstance(value, dict)))
+        return any(part.get("rope_type") in ("dynamic", "longrope") for part in parts)
+
+    @property
+    def spread(self) -> str | None:
+        """Why a pass does not stay on one device with weights that lie still, in words; None if it does."""
+        if any(hasattr(module, "_hf_hook") for module in self.model.modules()):
+            return "the target's weights are moved or dispatched by hooks"
+        devices = {tensor.device for tensor in self._tensors()}
+        return f"the target is spread over {len(devices)} devices" if len(devices) > 1 else None
+
+    @property
+    def placed(self) -> int:
+        """Names the places in memory of all weights: another number after a cast, a move, an exchange."""
+        return hash(tuple(tensor.data_ptr() for tensor in self._tensors()))
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
 
     @property
     def max_length(self) -> int | None:
@@ -245,16 +267,20 @@ class Backbone:
             logits, h = logits[:, -1:], h[:, -1:]
         return TargetOutput(logits=logits, h=h)
 
-    def verify(self, input_ids: torch.Tensor, tree_pass: TreePass, *, last_only: bool = False) -> TargetOutput:
+    def verify(self, input_ids: torch.Tensor, tree_pass: Pass, *, last_only: bool = False) -> TargetOutput:
         """One pass over the N nodes of a tree, each row behind its own prefix.
 
-        Args:
-            input_ids: Node tokens [B, N].
-            tree_pass: Shape, prefix lengths and cache; see `attention.TreePass`.
-            last_only: Compute logits and h of the last node only.
+                Args:
+                    input_ids: Node tokens [B, N].
+        <<<<<<< HEAD
+                    tree_pass: Shape, prefix lengths and cache; see `attention.TreePass`.
+                    last_only: Compute logits and h of the last node only.
+        =======
+                    tree_pass: Shape, prefix lengths and cache; see `attention.TreePass` and `StaticTreePass`.
+        >>>>>>> cuda
 
-        Returns:
-            Logits [B, N, V] and h [B, N, H] at every node, or at the last one.
+                Returns:
+                    Logits [B, N, V] and h [B, N, H] at every node, or at the last one.
         """
         extra: dict[str, Any] = {TREE_ARGUMENT: tree_pass}
         return self.forward(

@@ -266,6 +266,43 @@ class SlabCache(Cache):
                 slab.move(row, torch.tensor([used + node for node in moved]), used + settled)
         self.lengths[row] += len(path)
 
+    # --- exchange with caches of fixed capacity -----------------------------------------------------------------------
+
+    def kinds(self) -> list[tuple[Any, ...]]:
+        """Per layer (key heads, key size, value heads, value size, dtype, device, window)."""
+        return [
+            (*layer.keys.shape[1::2], *layer.values.shape[1::2], layer.dtype, layer.device, layer.window)
+            for layer in self.layers
+        ]
+
+    def states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Row 0's states, a view [1, Hkv, held, D] of keys and of values per layer; they end at its length."""
+        held = [self.lengths[0] - self.base(index, 0) for index in range(len(self.layers))]
+        return [
+            (layer.keys[:1, :, :count], layer.values[:1, :, :count])
+            for layer, count in zip(self.layers, held, strict=True)
+        ]
+
+    def release(self) -> None:
+        """Frees the states, which another cache has taken over; `renew` must follow before this one is read."""
+        for slab in self._slabs:
+            slab.keys, slab.values = slab.keys[:, :, :, :0].clone(), slab.values[:, :, :, :0].clone()
+            slab.hand_out()
+
+    def renew(self, states: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
+        """Holds these states of one row in place of its own, and is sealed again.
+
+        Args:
+            states: Keys and values [1, Hkv, held, D] per layer.
+            length: Tokens read; the states are those of the last ones.
+        """
+        self._slabs = []
+        for layer, (keys, values) in zip(self.layers, states, strict=True):
+            layer.slab, layer.is_initialized = None, False
+            layer.update(keys, values)
+            layer.seen = length
+        self.seal(0)
+
     # --- exchange with Hugging Face's caches --------------------------------------------------------------------------
 
     def load(self, cache: Any) -> None:

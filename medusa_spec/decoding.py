@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import LogitsProcessorList
@@ -17,6 +18,9 @@ from medusa_spec.prepared.choice import most_likely
 from medusa_spec.stats import DecodingStats
 from medusa_spec.stopping import Sequence
 from medusa_spec.tree import TokenTree, chain
+
+if TYPE_CHECKING:
+    from medusa_spec.static_decoding import StaticSteps
 
 
 @dataclass(kw_only=True, eq=False)
@@ -35,6 +39,7 @@ class Request:
         emit: Called with every emitted token, for streaming.
         keep_scores: Collect processed scores.
         keep_logits: Collect raw logits.
+        steps: Decodes in steps of fixed shape where that serves; None for the ordinary loop alone.
         go_on: Called when the row is finished; true asks for another, empty pass (other ranks are still decoding).
     """
 
@@ -49,6 +54,7 @@ class Request:
     emit: Callable[[int], None] | None = None
     keep_scores: bool = False
     keep_logits: bool = False
+    steps: "StaticSteps | None" = None
     go_on: Callable[[], bool] | None = None
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
@@ -75,10 +81,13 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
     Returns:
         Counters and times.
     """
-    stats, clock = DecodingStats(requests=1, rule=str(request.rule)), _Clock()
+    stats, clock = DecodingStats(requests=1, rule=str(request.rule)), Clock()
     out, accepted = read(backbone, request)
     stats.spans.append(1)
     stats.seconds["prefill"] += clock.lap()
+    if request.steps is not None and not request.done:
+        out, accepted = request.steps.decode(backbone, request, out, accepted, stats)
+        clock.lap()
     while not request.done:
         cache = request.cache
         if request.holds_whole_text and backbone.reads_anew(request.sequence.ids, cache):
@@ -153,7 +162,7 @@ def accept(tree: TokenTree, out: TargetOutput, request: Request) -> Accepted:
     if request.batched_choice:
         accepted = walk(tree, most_likely(out.logits[0]).__getitem__)
         for token in accepted.tokens:
-            if _push(request, token):
+            if push(request, token):
                 break
         return accepted
 
@@ -166,10 +175,11 @@ def accept(tree: TokenTree, out: TargetOutput, request: Request) -> Accepted:
             request.logits.append(raw)
         return request.rule.choose(scores)
 
-    return walk(tree, choose, stop=lambda token: _push(request, token))
+    return walk(tree, choose, stop=lambda token: push(request, token))
 
 
-def _push(request: Request, token: int) -> bool:
+def push(request: Request, token: int) -> bool:
+    """Emits a token of the row; true if it is the last."""
     request.done = request.sequence.push(token)
     if request.emit is not None:
         request.emit(token)
@@ -183,7 +193,9 @@ def _wait_for_others(backbone: Backbone, request: Request) -> None:
         backbone.verify(ids, tree_pass)
 
 
-class _Clock:
+class Clock:
+    """Measures what lies between two laps."""
+
     def __init__(self) -> None:
         self.last = perf_counter()
 

@@ -2,18 +2,36 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from medusa_spec.attention import tree_attention
 from medusa_spec.errors import AttachError
 
 PREFIX = "medusa_spec."
 TREE_ARGUMENT = "medusa_tree_pass"
+
+
+class Pass(Protocol):
+    """What a verify pass offers to the delegates and to `Backbone.verify`."""
+
+    cache: Any
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Position of every node, int64 [B, N]."""
+
+    @property
+    def no_mask(self) -> torch.Tensor:
+        """A mask of four dimensions that says nothing."""
+
+    def attend(
+        self, module: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of a layer over prefix and tree, with the signature of Hugging Face's attention functions."""
 
 
 def attach(model: PreTrainedModel) -> list[tuple[Any, str]]:
@@ -41,9 +59,9 @@ def register(name: str) -> None:
         return
 
     def attention(module: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-        tree_pass = kwargs.pop(TREE_ARGUMENT, None)
+        tree_pass: Pass | None = kwargs.pop(TREE_ARGUMENT, None)
         if tree_pass is not None:
-            return tree_attention(module, query, *args, tree_pass=tree_pass, **kwargs)
+            return tree_pass.attend(module, query, *args, **kwargs)
         return _original_attention(module, name)(module, query, *args, **kwargs)
 
     AttentionInterface.register(PREFIX + name, attention)

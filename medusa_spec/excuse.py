@@ -20,7 +20,8 @@ class Difference:
         position: Index of the first different token, counted from the first new one.
         gap: Difference between the target's two highest logits there, teacher-forced.
         noise: Largest difference, over the tokens up to there, between the logits of plain decoding and those of one
-            full forward: what rounding alone does to this target on this text.
+            full forward: what rounding alone does to this target on this text; at least the distance of two
+            neighbouring numbers of its dtype there, which is all that it can tell apart.
     """
 
     position: int
@@ -67,4 +68,5 @@ def explain(
         stepwise.append(out.logits[0, -1].float())
     noise = float((torch.stack(stepwise) - whole).abs().max())
     top = stepwise[position].topk(2).values
-    return Difference(position=position, gap=float(top[0] - top[1]), noise=noise)
+    unit = torch.finfo(out.logits.dtype).eps * float(top[0].abs())
+    return Difference(position=position, gap=float(top[0] - top[1]), noise=max(noise, unit))

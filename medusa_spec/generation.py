@@ -17,6 +17,7 @@ from medusa_spec.cache import SlabCache
 from medusa_spec.decoding import Request, decode
 from medusa_spec.drafters import Drafter
 from medusa_spec.errors import ConfigError, UnsupportedError
+from medusa_spec.static_decoding import StaticSteps
 from medusa_spec.stats import DecodingStats
 from medusa_spec.stopping import Sequence
 
@@ -65,6 +66,7 @@ def generate(
     *args: Any,
     draft_nodes: int | None = None,
     record: Callable[[DecodingStats], None],
+    steps: StaticSteps | None = None,
     **kwargs: Any,
 ) -> Any:
     """Hugging Face's generate() with the tree loop in place of its own.
@@ -78,6 +80,7 @@ def generate(
         *args: Positional arguments of generate().
         draft_nodes: Most draft nodes per pass; 0 is plain decoding.
         record: Is given the counters.
+        steps: Decodes in steps of fixed shape where that serves.
         **kwargs: Keyword arguments of generate().
     """
     for name, remedy in REFUSED_ARGUMENTS.items():
@@ -95,6 +98,7 @@ def generate(
         drafter=drafter,
         draft_nodes=draft_nodes,
         record=record,
+        steps=steps,
         # A callable is handed neither of these: they are bound here. Hugging Face still puts the prompt.
         bound_streamer=kwargs.get("streamer"),
         bound_synced_gpus=kwargs.pop("synced_gpus", None),
@@ -134,6 +138,7 @@ def _decode_in_generate(
     drafter: Drafter,
     draft_nodes: int | None,
     record: Callable[[DecodingStats], None],
+    steps: StaticSteps | None,
     bound_streamer: Any,
     bound_synced_gpus: bool | None,
     user_cache: Any,
@@ -161,6 +166,7 @@ def _decode_in_generate(
         emit=None if bound_streamer is None else lambda token: bound_streamer.put(torch.tensor([token], device="cpu")),
         keep_scores=returns_dict and bool(generation_config.output_scores),
         keep_logits=returns_dict and bool(generation_config.output_logits),
+        steps=steps,
         go_on=_others_are_decoding(model, bound_synced_gpus),
     )
     stats = decode(backbone, request)

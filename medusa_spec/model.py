@@ -18,6 +18,7 @@ from medusa_spec.generation import generate
 from medusa_spec.heads import HeadsConfig, MedusaHeads
 from medusa_spec.prepare import Prepared, prepare
 from medusa_spec.probe import probe
+from medusa_spec.static_decoding import StaticSteps
 from medusa_spec.stats import DecodingStats
 from medusa_spec.tree import TreeTemplate, chain_template
 
@@ -74,6 +75,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
         self.prepared = Prepared(reason="not prepared: prepare=False")
         self.last_stats: DecodingStats | None = None
         self.medusa_config: MedusaConfig | None = None
+        self.steps = StaticSteps()
         self._trainable = [parameter for parameter in self.target.parameters() if parameter.requires_grad]
         self._trained = [module for module in self.target.modules() if module.training]
         try:
@@ -172,7 +174,13 @@ class MedusaModel(nn.Module, PushToHubMixin):
             AttachError: If the model was detached, or its adapters changed since it was wrapped.
         """
         drafter = self.drafter if drafter is None else drafter
-        return generate(self.backbone, drafter, *args, draft_nodes=draft_nodes, record=self._record, **kwargs)
+        options: dict[str, Any] = {"draft_nodes": draft_nodes, "record": self._record, "steps": self.steps}
+        return generate(self.backbone, drafter, *args, **options, **kwargs)
+
+    @property
+    def graph_reason(self) -> str | None:
+        """Why the last `generate` was not decoded by CUDA graphs, in words; None if it was."""
+        return self.steps.reason
 
     def _record(self, stats: DecodingStats) -> None:
         self.last_stats = stats
@@ -211,6 +219,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
         """Gives the target back as it was before it was wrapped; this object cannot decode any more."""
         if self.backbone.attached:
             self.prepared.undo()
+            self.steps.clear()
             self.backbone.detach()
             for parameter in self._trainable:
                 parameter.requires_grad_(True)

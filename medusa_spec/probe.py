@@ -64,7 +64,7 @@ def probe(backbone: Backbone) -> str:
     key = _architecture(backbone)
     if key not in _verdicts:
         _verdicts[key] = _probe_twin(backbone)
-    verdict = compare(backbone, prompt=_prompt(backbone, 12))
+    verdict = compare(backbone, prompt=arbitrary_prompt(backbone, 12))
     if not verdict.mean < FAR_BELOW * verdict.wrong:
         raise AttachError(
             f"{name}: tree passes differ from sequential passes (mean difference {verdict.mean:.3g}; a wrong mask "
@@ -75,9 +75,9 @@ def probe(backbone: Backbone) -> str:
 
 def compare(backbone: Backbone, prompt: torch.Tensor) -> Verdict:
     """Logits at the nodes of `PROBE_SHAPE` behind a prompt [1, T]: by one tree pass, by full passes over each path."""
-    tokens = _prompt(backbone, PROBE_SHAPE.size + 3)[:, 3:]
-    right = _tree_logits(backbone, prompt, tokens, PROBE_SHAPE)
-    wrong = _tree_logits(backbone, prompt, tokens, chain(PROBE_SHAPE.size - 1), positions=PROBE_SHAPE)
+    tokens = arbitrary_prompt(backbone, PROBE_SHAPE.size + 3)[:, 3:]
+    right = tree_logits(backbone, prompt, tokens, PROBE_SHAPE)
+    wrong = tree_logits(backbone, prompt, tokens, chain(PROBE_SHAPE.size - 1), positions=PROBE_SHAPE)
     expected = torch.stack(
         [
             backbone.forward(torch.cat([prompt, tokens[:, list(PROBE_SHAPE.path_to(node))]], dim=1)).logits[0, -1]
@@ -93,14 +93,17 @@ def compare(backbone: Backbone, prompt: torch.Tensor) -> Verdict:
     )
 
 
-def _tree_logits(
+def tree_logits(
     backbone: Backbone,
     prompt: torch.Tensor,
     tokens: torch.Tensor,
     shape: TreeShape,
     positions: TreeShape | None = None,
 ) -> torch.Tensor:
-    """Logits [N, V] in float64; `positions` puts the nodes where another shape's would be."""
+    """Logits of one tree pass [N, V] in float64, of nodes `tokens` [1, N] behind a prompt [1, T].
+
+    `positions` puts the nodes where another shape's would be.
+    """
     cache = SlabCache(backbone.config)
     backbone.forward(prompt, last_only=True, cache=cache)
     cache.seal(shape.size)
@@ -124,11 +127,11 @@ class _Misplaced(TreePass):
 def _probe_twin(backbone: Backbone) -> str:
     try:
         small = Backbone(twin(backbone.model, _original(backbone)))
-        small.forward(_prompt(small, 4))
+        small.forward(arbitrary_prompt(small, 4))
     except Exception as error:  # a config that cannot be shrunk says nothing about the model; the model itself is next
         logger.info("no twin of %s: %r", type(backbone.model).__name__, error)
         return f"twin: none ({type(error).__name__})"
-    verdicts = [compare(small, prompt=_prompt(small, length)) for length in (WINDOW // 2, 3 * WINDOW)]
+    verdicts = [compare(small, prompt=arbitrary_prompt(small, length)) for length in (WINDOW // 2, 3 * WINDOW)]
     worst = max(verdict.error for verdict in verdicts)
     if not worst < EXACT:
         raise AttachError(
@@ -139,7 +142,7 @@ def _probe_twin(backbone: Backbone) -> str:
     return f"twin: exact to {worst:.1e}"
 
 
-def _prompt(backbone: Backbone, length: int) -> torch.Tensor:
+def arbitrary_prompt(backbone: Backbone, length: int) -> torch.Tensor:
     """Arbitrary ids [1, length], different from one another where the vocabulary allows it."""
     ids = (torch.arange(1, length + 1) * 7919) % max(2, backbone.ids_below - 1) + 1
     return (ids % backbone.ids_below).unsqueeze(0).to(backbone.device)

@@ -25,7 +25,8 @@ class DecodingStats:
         offered_by_depth: Entry d - 1: how often a tree offered a node of depth d below an accepted one.
         pass_sizes: N of the passes: how often each occurred.
         spans: Tokens that each pass gained, the prefill's first; cut as the text was cut.
-        seconds: Wall time by phase: `prefill` and the names in `PHASES`.
+        seconds: Wall time by phase: `prefill` and the names in `PHASES`. A step of fixed shape (CUDA) is one piece: it
+            counts as `verify`, and making its buffers and graphs as `lay_out`.
     """
 
     rule: str = ""

@@ -1,13 +1,29 @@
 """What proposes a tree. Knows committed tokens and h, never the target's choices ahead of time."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from operator import index
 
 import torch
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.tree import TokenTree
+from medusa_spec.tree import TokenTree, TreeShape
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FixedDraft:
+    """A draft whose shape never changes and whose tokens are computed where h is, with nothing read by the host.
+
+    Attributes:
+        shape: The tree.
+        guess: From h [H] to the tokens of the draft nodes, int64 [N - 1]; siblings must differ.
+        key: Equal for drafts that compute the same in the same places of memory, so that a recorded one may be reused.
+    """
+
+    shape: TreeShape
+    guess: Callable[[torch.Tensor], torch.Tensor]
+    key: Hashable
 
 
 class DraftSession(ABC):
@@ -25,6 +41,10 @@ class DraftSession(ABC):
         Returns:
             A tree of at most `limit` draft nodes; a lone root means plain decoding for this pass.
         """
+
+    def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
+        """The same proposals as `draft` makes for hidden states like h [H], in fixed form; None where there is none."""
+        return None
 
     def observe(self, tokens: Sequence[int]) -> None:  # noqa: B027 (most drafters need not override it)
         """Is told the tokens emitted by the last pass, before the next `draft`; the last of them will be its root."""

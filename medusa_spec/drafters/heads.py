@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from medusa_spec.drafters.base import Drafter, DraftSession
+from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft
 from medusa_spec.errors import ConfigError
 from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
 from medusa_spec.prepared.packed_linear import fast_linear
@@ -90,15 +90,19 @@ class HeadsDrafter(Drafter):
         return self._limited[limit]
 
     @torch.inference_mode()
-    def guesses(self, h: torch.Tensor, template: TreeTemplate) -> list[int]:
-        """Tokens of the template's draft nodes, in layout order, for h [H]."""
-        if h.dtype != self.stacked.dtype or h.device != self.stacked.device:
-            self._stack(h.dtype, h.device)  # the target was cast or moved
+    def guesses(self, h: torch.Tensor, template: TreeTemplate) -> torch.Tensor:
+        """Tokens of the template's draft nodes, in layout order, for h [H]: int64 [N - 1], where h is."""
+        self.follow(h)
         if template not in self._slots:
             self._slots[template] = template.slots().to(h.device)
         logits = self.stacked(h)[: template.depth].float()  # top-k in bfloat16 is slow on CPUs
         table = logits.topk(template.width, dim=-1).indices.flatten()[self._slots[template]]
-        return (table if self.draft_ids is None else self.draft_ids[table]).tolist()
+        return table if self.draft_ids is None else self.draft_ids[table]
+
+    def follow(self, h: torch.Tensor) -> None:
+        """Stacks the heads anew if the target, and h with it, was cast or moved."""
+        if h.dtype != self.stacked.dtype or h.device != self.stacked.device:
+            self._stack(h.dtype, h.device)
 
 
 def _state_of(heads: MedusaHeads) -> list[tuple[int, int]]:
@@ -114,4 +118,12 @@ class _HeadsSession(DraftSession):
         template = self.drafter.limited(limit)
         if h is None or not template.paths:
             return TokenTree.root_only(root)
-        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template)))
+        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template).tolist()))
+
+    def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
+        drafter, template = self.drafter, self.drafter.limited(limit)
+        if not template.paths:
+            return None
+        drafter.follow(h)
+        key = (drafter.stacked, template)
+        return FixedDraft(shape=template.shape, guess=lambda h: drafter.guesses(h, template), key=key)

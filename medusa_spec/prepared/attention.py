@@ -99,7 +99,8 @@ def _attend(
     qkv = record.joined(hidden)
     width = record.template.q_heads * record.template.dim
     out = torch.empty(batch, nodes, width, dtype=qkv.dtype, device="cpu")
-    call, angles, held = AttentionCall.from_buffer_copy(record.template), Angles(positions, batch), []
+    call, angles = AttentionCall.from_buffer_copy(record.template), Angles(positions, batch)
+    held: list[torch.Tensor] = []
     point_to_weights(call, module, record, held)
     for row in range(batch):
         point_to_row(call, tree_pass, module.layer_idx, row, angles)

@@ -83,7 +83,8 @@ def fasten_decoder(module: nn.Module) -> bool:
 
     The same tree pass behind the same short prompt is run both ways; the hidden states must be equal bit for bit.
     """
-    layers = list(module._modules["layers"]) if isinstance(module._modules.get("layers"), nn.ModuleList) else []
+    stack = module._modules.get("layers")
+    layers = list(stack) if isinstance(stack, nn.ModuleList) else []
     if not layers or not swappable(module) or not all(isinstance(layer, FastDecoderLayer) for layer in layers):
         return False
     known = {"embed_tokens", "layers", "norm", "rotary_emb"}

@@ -162,7 +162,7 @@ def fasten_decoder_layer(module: nn.Module) -> bool:
     record = LayerRecord(
         parts=found,
         records=records,
-        last=last,  # type: ignore[arg-type]
+        last=last,
         template=_template(records, last),
     )
     swap(module, FastDecoderLayer, record)

@@ -27,18 +27,20 @@ class Swapped(nn.Module):
 def swap(module: nn.Module, fast: type[Swapped], record: Any) -> None:
     """Gives a module the forward of `fast`, which finds `record` under the attribute `RECORD`."""
     module.__dict__[RECORD] = record
-    module.__class__ = _mixed(fast, type(module))
+    made: Any = module  # its class changes in place, which type checkers cannot follow
+    made.__class__ = _mixed(fast, type(module))
 
 
 def swap_back(module: nn.Module) -> None:
     """Gives a swapped module its own class back; others are left alone."""
     if isinstance(module, Swapped):
-        module.__class__ = module.plain
+        made: Any = module
+        made.__class__ = module.plain
         module.__dict__.pop(RECORD, None)
 
 
 @cache
-def _mixed(fast: type[Swapped], plain: type[nn.Module]) -> type[nn.Module]:
+def _mixed(fast: Any, plain: Any) -> type[nn.Module]:
     """A class with the plain one's name: what asks for names (device maps, printing) finds what it found before."""
     return type(
         plain.__name__, (fast, plain), {"plain": plain, "__module__": plain.__module__, "__doc__": plain.__doc__}

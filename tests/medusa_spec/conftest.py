@@ -1,16 +1,20 @@
 """Drafters with a known answer, and the architectures over which the law is asserted."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig, PreTrainedModel
 
-from medusa_spec.drafters import Drafter, DraftSession
+from medusa_spec import graph
+from medusa_spec.drafters import Drafter, DraftSession, FixedDraft
 from medusa_spec.testing import tiny
-from medusa_spec.tree import TokenTree, shape_of
+from medusa_spec.tree import TokenTree, TreeShape, shape_of
 
 VOCAB = 128
 
@@ -126,3 +130,162 @@ def prompt() -> Callable[[int, int], torch.Tensor]:
         return torch.randint(2, VOCAB, (1, length), generator=torch.Generator().manual_seed(seed))
 
     return make
+
+
+class LookupDrafter(Drafter):
+    """Knows the answer by the hidden states that lead to it, as tensors: a tree of one shape, some of its paths right.
+
+    The first child of a node carries the answer's token, unless the place in the text says that it is wrong there.
+
+    Args:
+        states: h of every token of the text [T, H].
+        text: Prompt and answer ids [T].
+        shape: The tree.
+        wrong: Of so many places and depths one is wrong; 0 for none.
+    """
+
+    name = "lookup"
+
+    def __init__(self, states: torch.Tensor, text: torch.Tensor, shape: TreeShape, wrong: int = 0) -> None:
+        self.states, self.shape, self.wrong = states, shape, wrong
+        self.text = torch.cat([text, text.new_zeros(shape.max_depth + 2)])
+        siblings = [shape.children[parent].index(node) for node, parent in enumerate(shape.parents) if node]
+        self.depths, self.ranks = torch.tensor(shape.depths[1:]), torch.tensor(siblings)
+
+    def begin(self, prompt: Sequence[int]) -> DraftSession:
+        return _LookupSession(self)
+
+    def guess(self, h: torch.Tensor) -> torch.Tensor:
+        place = (self.states - h).abs().sum(dim=1).argmin(dim=0, keepdim=True) + 1  # of the root
+        true = self.text.index_select(0, place + self.depths)
+        off = ((place * 5 + self.depths) % self.wrong == 0).long() if self.wrong else 0
+        return (true + self.ranks + off) % VOCAB
+
+
+class _LookupSession(DraftSession):
+    def __init__(self, drafter: LookupDrafter) -> None:
+        self.drafter = drafter
+
+    def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        return TokenTree(shape=self.drafter.shape, tokens=(root, *self.drafter.guess(h).tolist()))
+
+    def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
+        return FixedDraft(shape=self.drafter.shape, guess=self.drafter.guess, key=self.drafter)
+
+
+@pytest.fixture
+def lookup() -> type[LookupDrafter]:
+    """The class of drafters that know the answer by hidden states."""
+    return LookupDrafter
+
+
+class _Recording(TorchDispatchMode):
+    """Notes every operation with its tensors, refuses those that make the host wait, and leaves no trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, ...]] = []
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        refuse_waiting(function, args)
+        for argument, value in zip(function._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self.before.append((value, value.clone()))
+        out = function(*args, **(kwargs or {}))
+        self.operations.append((function, args, kwargs or {}, out))
+        return out
+
+    def undo(self) -> None:
+        for tensor, value in reversed(self.before):
+            tensor.copy_(value)
+
+    def replay(self) -> None:
+        for function, args, kwargs, out in self.operations:
+            new = function(*args, **kwargs)
+            for old, fresh in zip(tree_leaves(out), tree_leaves(new), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != fresh.data_ptr():
+                    old.copy_(fresh)
+
+
+class _Refusing(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        refuse_waiting(function, args)
+        return function(*args, **(kwargs or {}))
+
+
+def refuse_waiting(function: Any, args: Any) -> None:
+    """Raises for operations whose result the host must wait for."""
+    waits = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select"}
+    masks = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor) and t.dtype == torch.bool]
+    if function._schema.name in waits or (function._schema.name == "aten::index" and masks[:1] and len(args) > 1):
+        raise RuntimeError(f"{function._schema.name}: operation not permitted when stream is capturing")
+
+
+class CudaStandIn:
+    """What `graph.py` asks of torch.cuda, on a CPU: recordings repeat operations on the same places of memory."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.mode, self.stack = "default", []
+        stand_in = self
+
+        class Stream:
+            def wait_stream(self, other: Any) -> None:
+                assert isinstance(other, Stream)
+
+        class CUDAGraph:
+            def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+                assert stand_in.inside is not None, "recordings need a stream of their own"
+                self.recording = _Recording()
+                self.recording.__enter__()
+
+            def capture_end(self) -> None:
+                self.recording.__exit__(None, None, None)
+                with torch.inference_mode():
+                    self.recording.undo()
+                stand_in.log.append("record")
+
+            def replay(self) -> None:
+                stand_in.log.append("replay")
+                with torch.inference_mode():
+                    self.recording.replay()
+
+        self.Stream, self.CUDAGraph = Stream, CUDAGraph
+        self.inside: Any = None
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.inside = self.inside, stream
+        try:
+            yield
+        finally:
+            self.inside = before
+
+    def current_stream(self) -> Any:
+        return self.inside or self.Stream()
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        return (0, 1)
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+    def get_sync_debug_mode(self) -> str:
+        return self.mode
+
+    def set_sync_debug_mode(self, mode: str) -> None:
+        if mode == "error":
+            self.stack.append(_Refusing())
+            self.stack[-1].__enter__()
+        elif self.stack:
+            self.stack.pop().__exit__(None, None, None)
+        self.mode = mode
+
+
+@pytest.fixture
+def cuda_stand_in(monkeypatch: pytest.MonkeyPatch) -> CudaStandIn:
+    """torch.cuda as `graph.py` sees it."""
+    stand_in = CudaStandIn()
+    monkeypatch.setattr(graph, "cuda", stand_in)
+    return stand_in

@@ -6,7 +6,6 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from medusa_spec import delegation
 from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, attach, register
 from medusa_spec.errors import AttachError
 
@@ -37,19 +36,19 @@ def test_masks_are_made_by_the_original(llama):
     assert torch.equal(masks[PREFIX + "sdpa"](**arguments), masks["sdpa"](**arguments))
 
 
-def test_only_a_tree_takes_another_way(llama, prompt, monkeypatch):
+def test_only_a_tree_takes_another_way(llama, prompt):
     taken = []
 
-    def tree_attention(module, query, key, value, mask=None, *, tree_pass, **kwargs):
-        taken.append(tree_pass)
-        return query.transpose(1, 2), None
+    class Mark:
+        def attend(self, module, query, key, value, mask=None, **kwargs):
+            taken.append(self)
+            return query.transpose(1, 2), None
 
-    monkeypatch.setattr(delegation, "tree_attention", tree_attention)
     before = llama(prompt(5)).logits
     originals = attach(llama)
     assert torch.equal(llama(prompt(5)).logits, before)
     assert not taken
-    mark = object()
+    mark = Mark()
     llama(prompt(5), **{TREE_ARGUMENT: mark})
     assert taken == [mark] * llama.config.num_hidden_layers
     give_back(originals)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medusa_spec import delegation
+from medusa_spec import attention
 from medusa_spec import probe as probe_module
 from medusa_spec.attention import TreePass, tree_attention
 from medusa_spec.backbone import Backbone
@@ -31,7 +31,7 @@ def test_attention_that_forgets_the_tree_is_stopped_by_the_twin(llama, monkeypat
         flat = TreePass(shape=chain(tree_pass.shape.size - 1), cache=tree_pass.cache, device=tree_pass.device)
         return tree_attention(module, query, key, value, mask, tree_pass=flat, **kwargs)
 
-    monkeypatch.setattr(delegation, "tree_attention", causal)
+    monkeypatch.setattr(attention, "tree_attention", causal)
     with pytest.raises(AttachError, match="twin"):
         probe(Backbone(llama))
 
@@ -44,13 +44,13 @@ def test_a_model_without_a_twin_is_judged_by_itself(llama, monkeypatch):
     backbone = Backbone(llama)
     assert probe(backbone).startswith("twin: none")
     backbone.detach()
-    noisy = delegation.tree_attention
+    noisy = tree_attention
 
     def wrong(*args, **kwargs):
         out, weights = noisy(*args, **kwargs)
         return out.roll(1, dims=1), weights
 
-    monkeypatch.setattr(delegation, "tree_attention", wrong)
+    monkeypatch.setattr(attention, "tree_attention", wrong)
     with pytest.raises(AttachError, match="wrong mask"):
         probe(Backbone(llama))
 
