@@ -1,8 +1,9 @@
 """What a pass costs: Hugging Face's one-token pass, and passes of N nodes, prepared and not; one JSON line last.
 
-python benchmarks/step.py [MODEL] [--prefix 256 2048] [--sizes 1 2 4 8 16 32] [--rounds 9]
+python benchmarks/step.py [MODEL] [--prefix 256 2048] [--sizes 1 2 4 8 14 16 28] [--rounds 9]
 
-All are timed in turn, round after round, in one process; medians count. Then the linear layers alone.
+All are timed in turn, round after round, in one process; medians count. Then what each part of the preparation brings,
+and the linear layers alone.
 """
 
 import argparse
@@ -20,9 +21,25 @@ from medusa_spec.cost import median_seconds, pass_timer
 from medusa_spec.default_model import default_model_path
 from medusa_spec.machine import LoadWatch, machine_facts, quiet_words
 from medusa_spec.prepare import prepare
+from medusa_spec.prepared.attention import FastAttention
+from medusa_spec.prepared.decoder import FastDecoder
+from medusa_spec.prepared.decoder_layer import FastDecoderLayer
+from medusa_spec.prepared.gated_mlp import FastGatedMlp
+from medusa_spec.prepared.norm import FastNorm
 from medusa_spec.prepared.packed_linear import PackedLinear, available
+from medusa_spec.prepared.swap import swap_back
 
 INPUTS, OUTPUTS, LAYERS = 576, 1536, 60
+
+PARTS: dict[str, tuple[type, ...]] = {
+    "packed linear layers": (),
+    "+ norms": (FastNorm,),
+    "+ gated MLPs": (FastNorm, FastGatedMlp),
+    "+ attention": (FastNorm, FastGatedMlp, FastAttention),
+    "+ whole layers": (FastNorm, FastGatedMlp, FastAttention, FastDecoderLayer),
+    "+ all layers in one call": (FastNorm, FastGatedMlp, FastAttention, FastDecoderLayer, FastDecoder),
+}
+"""Which fast forwards are left in place, from few to all."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,6 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [[f"prefix {prefix}", "ms", "x Hugging Face's 1 token"]]
         rows += [[key, f"{value:.1f}", f"{value / unit:.2f}"] for key, value in found.items()]
         print(columns(rows), end="\n\n")
+    results["parts_ms"] = parts = parts_table(name, options.dtype, options.prefix[0], options.rounds)
+    sizes = list(next(iter(parts.values())))
+    print(f"passes behind {options.prefix[0]} tokens, ms, by what of the preparation is in place")
+    print(
+        columns(
+            [
+                ["", *(f"N = {n}" for n in sizes)],
+                *([part, *(f"{row[n]:.1f}" for n in sizes)] for part, row in parts.items()),
+            ]
+        )
+    )
+    print()
     results["linear_us"] = linears = linear_table(options.rows, options.rounds)
     names = list(next(iter(linears.values())))
     print(f"one linear layer of {INPUTS} x {OUTPUTS}, microseconds, {LAYERS} of them in turn")
@@ -58,6 +87,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(quiet_words(load.others()), end="\n\n")
     facts = machine_facts(packed.device, packed.dtype)
     print(json.dumps({**results, "busy_cores_elsewhere": load.others(), "machine": facts}))
+
+
+def parts_table(name: str, dtype: str, prefix: int, rounds: int, sizes: Sequence[int] = (1, 8, 16)) -> dict[str, Any]:
+    """Milliseconds of a pass by part of the preparation and N; every part is a model of its own, timed in turn."""
+    timers = {}
+    for part, kinds in PARTS.items():
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval().requires_grad_(False)
+        for module in prepare(model, model.get_output_embeddings()).modules:
+            if not isinstance(module, kinds):
+                swap_back(module)
+        backbone = Backbone(model)
+        timers.update({(part, size): pass_timer(backbone, size, prefix) for size in sizes})
+    found = median_seconds(timers, rounds)
+    return {part: {size: found[part, size] * 1e3 for size in sizes} for part in PARTS}
 
 
 @torch.inference_mode()
@@ -104,8 +147,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", nargs="?", help="folder or hub id; default: the default model")
     add("--prefix", type=int, nargs="+", default=[256, 2048])
-    add("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    add("--rows", type=int, nargs="+", default=[1, 4, 8, 12, 16, 32, 64, 256], help="of the linear layers alone")
+    add("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 14, 16, 28])
+    add("--rows", type=int, nargs="+", default=[1, 4, 8, 14, 16, 28, 56, 256], help="of the linear layers alone")
     add("--rounds", type=int, default=9)
     add("--dtype", default="auto")
     return parser

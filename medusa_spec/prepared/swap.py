@@ -24,11 +24,12 @@ class Swapped(nn.Module):
         return self.plain.__new__, (self.plain,), state
 
 
-def swap(module: nn.Module, fast: type[Swapped], record: Any) -> None:
-    """Gives a module the forward of `fast`, which finds `record` under the attribute `RECORD`."""
+def swap(module: nn.Module, mixin: Any, record: Any) -> None:
+    """Gives a module the forward of the class `mixin`, which finds `record` under the attribute `RECORD`."""
     module.__dict__[RECORD] = record
     made: Any = module  # its class changes in place, which type checkers cannot follow
-    made.__class__ = _mixed(fast, type(module))
+    plain: Any = type(module)
+    made.__class__ = _mixed(mixin, plain)
 
 
 def swap_back(module: nn.Module) -> None:

@@ -1,0 +1,162 @@
+"""A decoder in one call is the decoder, and is left alone where it is anything else."""
+
+import pytest
+import torch
+from torch import nn
+
+from medusa_spec.attention import TreePass
+from medusa_spec.backbone import Backbone
+from medusa_spec.cache import SlabCache
+from medusa_spec.native.build import library
+from medusa_spec.prepare import prepare
+from medusa_spec.prepared.decoder import FastDecoder
+from medusa_spec.prepared.packed_linear import available
+from medusa_spec.tree import chain, shape_of
+
+pytestmark = pytest.mark.skipif(not available(), reason=f"no kernel on this machine: {library().reason}")
+
+SHAPE = shape_of((-1, 0, 1, 0, 3, 2, 3, 0))
+
+
+@pytest.fixture(autouse=True)
+def always_worth_it(monkeypatch):
+    monkeypatch.setattr("medusa_spec.prepare.WORTH_IT", 0.0)
+
+
+@pytest.fixture(params=["llama", "qwen3", "mistral-window"])
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
+def dtype(request):
+    return request.param
+
+
+def prepared_backbone(model):
+    model.requires_grad_(False)
+    prepare(model, model.get_output_embeddings())
+    return Backbone(model)
+
+
+def prompted(backbone, ids):
+    cache = SlabCache(backbone.config)
+    backbone.forward(ids, last_only=True, cache=cache)
+    cache.seal(32)
+    return cache
+
+
+@torch.inference_mode()
+def tree_output(backbone, prompt, tokens):
+    cache = prompted(backbone, prompt)
+    cache.make_room(SHAPE.size)
+    out = backbone.verify(tokens, TreePass(shape=SHAPE, cache=cache, device=backbone.device))
+    return out, cache
+
+
+@torch.inference_mode()
+def path_logits(backbone, prompt, tokens, node):
+    """By one-token passes over the path to a node."""
+    cache = prompted(backbone, prompt)
+    for place in SHAPE.path_to(node):
+        cache.make_room(1)
+        tree_pass = TreePass(shape=chain(0), cache=cache, device=backbone.device)
+        logits = backbone.verify(tokens[:, place : place + 1], tree_pass).logits[0, 0]
+        cache.keep(0, (0,))
+    return logits
+
+
+@pytest.mark.parametrize("length", [1, 5, 23])
+def test_every_node_has_the_bits_of_one_token_passes_over_its_path(make_model, prompt, name, dtype, length):
+    backbone = prepared_backbone(make_model(name, dtype=dtype, head_dim=16, intermediate_size=64))
+    assert isinstance(backbone.model.get_decoder(), FastDecoder)
+    ids, tokens = prompt(length), prompt(SHAPE.size)
+    out, _ = tree_output(backbone, ids, tokens)
+    for node in range(SHAPE.size):
+        assert torch.equal(out.logits[0, node], path_logits(backbone, ids, tokens, node)), node
+
+
+def test_one_call_gives_what_layer_by_layer_gives(make_model, prompt, name, dtype, monkeypatch):
+    backbone = prepared_backbone(make_model(name, dtype=dtype, head_dim=16, intermediate_size=64))
+    ids, tokens = prompt(9), prompt(SHAPE.size)
+    at_once, cache = tree_output(backbone, ids, tokens)
+    monkeypatch.setattr("medusa_spec.prepared.decoder._hidden", lambda *_: None)
+    one_by_one, other = tree_output(backbone, ids, tokens)
+    monkeypatch.setattr("medusa_spec.prepared.decoder_layer.intact", lambda *_: False)
+    part_by_part, third = tree_output(backbone, ids, tokens)
+    for again, written in ((one_by_one, other), (part_by_part, third)):
+        assert torch.equal(again.logits, at_once.logits)
+        assert torch.equal(again.h, at_once.h)
+        for layer in range(2):
+            for got, expected in zip(written.buffers(layer), cache.buffers(layer), strict=True):
+                assert torch.equal(got, expected)
+
+
+def test_threads_change_no_bit(make_model, prompt, name, dtype):
+    backbone, threads, results = (
+        prepared_backbone(make_model(name, dtype=dtype, head_dim=16, intermediate_size=64)),
+        torch.get_num_threads(),
+        [],
+    )
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(tree_output(backbone, prompt(9), prompt(SHAPE.size))[0].logits)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_who_listens_in_between_hears_everything(make_model, prompt):
+    backbone = prepared_backbone(make_model("llama", dtype=torch.float32, head_dim=16, intermediate_size=64))
+    ids, tokens = prompt(9), prompt(SHAPE.size)
+    expected, _ = tree_output(backbone, ids, tokens)
+    for part in ("model.layers.1", "model.layers.0.mlp", "model.layers.1.self_attn.q_proj", "model.layers.0.self_attn"):
+        heard: list[tuple[int, ...]] = []
+        module = backbone.model.get_submodule(part)
+        handle = module.register_forward_hook(lambda module, args, out, heard=heard: heard.append(type(out)))
+        out, _ = tree_output(backbone, ids, tokens)
+        handle.remove()
+        assert len(heard) == 2, part  # prompt and tree
+        torch.testing.assert_close(out.logits, expected.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_hidden_states_are_given_when_asked_for(make_model, prompt):
+    model = make_model("llama", dtype=torch.float32, head_dim=16, intermediate_size=64)
+    backbone = prepared_backbone(model)
+    cache = prompted(backbone, prompt(9))
+    cache.make_room(SHAPE.size)
+    tree_pass = TreePass(shape=SHAPE, cache=cache, device=backbone.device)
+    out = model.model(
+        input_ids=prompt(SHAPE.size),
+        position_ids=tree_pass.positions,
+        attention_mask=tree_pass.no_mask,
+        cache=cache,
+        medusa_tree_pass=tree_pass,
+        output_hidden_states=True,
+    )
+    assert len(out.hidden_states) == 3
+
+
+def test_a_layer_that_was_exchanged_is_used(make_model, prompt):
+    model = make_model("llama", dtype=torch.float32, head_dim=16, intermediate_size=64)
+    backbone = prepared_backbone(model)
+    ids, tokens = prompt(9), prompt(SHAPE.size)
+
+    class Nothing(nn.Module):
+        def forward(self, hidden_states, **kwargs):
+            return torch.zeros_like(hidden_states)
+
+    model.model.layers[0].mlp = Nothing()
+    out, _ = tree_output(backbone, ids, tokens)
+    reference = make_model("llama", dtype=torch.float32, head_dim=16, intermediate_size=64)
+    reference.model.layers[0].mlp = Nothing()
+    expected, _ = tree_output(Backbone(reference), ids, tokens)
+    torch.testing.assert_close(out.logits, expected.logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt2", "gpt-neox", "phi3", "mixtral", "gpt-oss"])
+def test_other_decoders_are_left_alone(make_model, name):
+    backbone = prepared_backbone(make_model(name, dtype=torch.bfloat16))
+    assert not isinstance(backbone.model.get_decoder(), FastDecoder)
+    assert not backbone.reads_chains
