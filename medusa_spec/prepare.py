@@ -15,7 +15,7 @@ from medusa_spec.prepared.decoder import fasten_decoder
 from medusa_spec.prepared.decoder_layer import fasten_decoder_layer
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import COLUMNS, ELEMENTS
-from medusa_spec.prepared.memory import large_pages
+from medusa_spec.prepared.memory import large_pages, leave_mapped_files
 from medusa_spec.prepared.norm import fasten_norm
 from medusa_spec.prepared.packed_layer import KeptDenseLinear, pack_layer, restore
 from medusa_spec.prepared.packed_linear import PackedLinear, available, packed_size
@@ -112,6 +112,8 @@ def _prepare(model: nn.Module, lm_head: nn.Module | None, prepared: Prepared) ->
     ]
     together = {id(layer) for _, _, group in joined for layer in group}
     apart = [layer for layer in prepared.layers if id(layer) not in together]
+    gone = {id(layer.weight) for layer in prepared.layers} - {id(m.weight) for m in prepared.layers if id(m) in shared}
+    leave_mapped_files(parameter for parameter in model.parameters() if id(parameter) not in gone)
     memory = _Memory(prepared.layers)
     packed = [memory.pack(group, keep_dense=False) for _, _, group in joined]
     for layer in apart:

@@ -1,8 +1,10 @@
-"""Memory for packed weights, in large pages where the system has them. Knows no layouts."""
+"""Memory for weights: in large pages where the system has them, and out of mapped files. Knows no layouts."""
 
 import ctypes
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,3 +38,25 @@ def _madvise() -> Any:
     if function is not None:
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
     return function
+
+
+def leave_mapped_files(tensors: Iterable[torch.Tensor]) -> None:
+    """Copies tensors that lie in a file mapped into memory, in place.
+
+    Hugging Face loads safetensors that way. While one weight remains there the whole file stays mapped, and the pages
+    of those that were packed are counted twice.
+    """
+    ranges = _mapped_files()
+    for tensor in tensors:
+        if any(begin <= tensor.data_ptr() < end for begin, end in ranges):
+            tensor.data = tensor.data.clone()
+
+
+def _mapped_files(maps: Path = Path("/proc/self/maps")) -> list[tuple[int, int]]:
+    """Addresses of weights' files in this process; none where the system does not say."""
+    try:
+        lines = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
+    except OSError:
+        return []
+    found = [fields[0].split("-") for fields in lines if len(fields) == 6 and fields[5].endswith(".safetensors")]
+    return [(int(begin, 16), int(end, 16)) for begin, end in found]
