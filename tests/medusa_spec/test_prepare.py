@@ -113,7 +113,7 @@ def test_an_adapter_runs_over_prepared_layers_and_cannot_be_merged_behind_their_
         prepared.undo()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes_are_left_alone(make_model, dtype):
     prepared = prepare(make_model("llama", dtype=dtype).requires_grad_(False))
     assert not prepared.layers
