@@ -128,8 +128,8 @@ def _packable(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def _joinable(group: list[Any], layers: list[nn.Linear], shared: set[int]) -> bool:
-    """Layers of one input and dtype, whose blocks of packed weights meet without a gap."""
-    known = {id(layer) for layer in layers} - shared
+    """Layers of one input and dtype, whose blocks of packed weights meet without a gap; none is in a group already."""
+    known = {id(layer) for layer in layers if type(layer) is nn.Linear} - shared
     if len({id(layer) for layer in group} & known) < len(group):
         return False
     alike = {(layer.in_features, layer.weight.dtype) for layer in group}

@@ -16,9 +16,9 @@ from medusa_spec.attention import TreePass
 from medusa_spec.delegation import TREE_ARGUMENT
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import AttentionCall, Function, attention_scratch, kernels, takes
-from medusa_spec.prepared.norm import NormRecord, norm_record
+from medusa_spec.prepared.norm import NormRecord, norm_record, weight_fits
 from medusa_spec.prepared.packed_layer import FrozenPackedLinear
-from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable, within_rounding
+from medusa_spec.prepared.swap import RECORD, SCALES, Swapped, sample, swap, swappable, unhooked, within_rounding
 
 NAMES = ("q_proj", "k_proj", "v_proj")
 """Attributes of the three layers that read the same input."""
@@ -41,15 +41,17 @@ class AttentionRecord:
         kernel: The attention kernel.
         joined: q, k and v as one product.
         template: A call with everything that does not change from pass to pass.
-        norms: Whether queries and keys are normed by head, by `q_norm` and `k_norm`.
-        sinks: One logit per query head [Hq], the layer's own tensor, or None.
+        norms: The norms of queries and keys by head, as `HEAD_NORMS` names them; empty if there are none.
+        others: What else the layer consists of, by attribute: the kernel passes by whoever listens to it.
+        sinks: Attribute of the sinks, one logit per query head [Hq], or None.
     """
 
     kernel: Function
     joined: JoinedLinear
     template: AttentionCall
-    norms: bool
-    sinks: torch.Tensor | None = None
+    norms: dict[str, tuple[nn.Module, NormRecord]]
+    others: tuple[str, ...]
+    sinks: str | None = None
 
 
 class FastAttention(Swapped):
@@ -80,11 +82,26 @@ def serves(
     dtype = record.joined.packed.dtype
     return (
         takes(hidden, dtype)
+        and hidden.shape[-1] == record.joined.packed.inputs
         and positions[0].dtype == positions[1].dtype == dtype
         and positions[0].shape[-1] == record.template.rotary
         and tree_pass.cache.holds(module.layer_idx, dtype)  # type: ignore[arg-type]
         and record.joined.serves(module)
+        and _unchanged(module, record)
     )
+
+
+def _unchanged(module: nn.Module, record: AttentionRecord) -> bool:
+    """Whether the small parts are still those that were found, and nobody listens to them."""
+    modules = module._modules
+    for name, (norm, found) in record.norms.items():
+        if modules.get(name) is not norm or not unhooked(norm) or not weight_fits(norm, found, record.template.dim):
+            return False
+    for name in record.others:
+        other = modules.get(name)
+        if other is not None and not unhooked(other):
+            return False
+    return not module.training and (record.sinks is None or module._parameters.get(record.sinks) is not None)
 
 
 def _attend(
@@ -136,12 +153,13 @@ def row_calls(
 
 def _with_weights(module: Any, record: AttentionRecord) -> tuple[AttentionCall, tuple[torch.Tensor, ...]]:
     """A copy of the template with the addresses of the layer's small weights now, and what must outlive the call."""
-    template, held = AttentionCall.from_buffer_copy(record.template), []
+    template = AttentionCall.from_buffer_copy(record.template)
+    held: list[Any] = []
     if record.norms:
-        held = [module._modules[name]._parameters["weight"] for name in HEAD_NORMS]
+        held = [norm._parameters["weight"] for norm, _ in record.norms.values()]
         template.q_norm, template.k_norm = (weight.data_ptr() for weight in held)
     if record.sinks is not None:
-        held.append(record.sinks.float().contiguous())
+        held.append(module._parameters[record.sinks].detach().float().contiguous())
         template.sinks = held[-1].data_ptr()
     return template, tuple(held)
 
@@ -165,12 +183,19 @@ def fasten_attention(module: nn.Module, joined: JoinedLinear) -> bool:
     if not isinstance(last, FrozenPackedLinear) or not hasattr(getattr(own, "config", None), "_attn_implementation"):
         return False
     record = _record(module, joined)
-    seen = None if record is None else _record_call(module, joined, record.template.rotary)
-    if record is None or seen is None or not _agrees(record, seen, last):
+    if record is None:
         return False
-    record = replace(record, sinks=seen.settings.get("s_aux"))
-    if not _states_agree(module, record, seen):
-        return False
+    for scale in SCALES:
+        seen = _record_call(module, joined, record.template.rotary, scale)
+        if seen is None or not _agrees(record, seen, last):
+            return False
+        sinks = seen.settings.get("s_aux")
+        names = [name for name, parameter in module._parameters.items() if parameter is sinks]
+        if sinks is not None and not names:
+            return False
+        record = replace(record, sinks=None if sinks is None else names[0])
+        if not _states_agree(module, record, seen):
+            return False
     swap(module, FastAttention, record)
     return True
 
@@ -187,15 +212,22 @@ def _record(module: Any, joined: JoinedLinear) -> AttentionRecord | None:
     template.q_heads, template.kv_heads, template.dim = q_heads, kv_heads, dim
     rotary = getattr(module, "rotary_ndims", None)
     template.rotary = rotary if isinstance(rotary, int) else dim
-    norms = [getattr(module, name, None) for name in HEAD_NORMS]
+    norms: list[Any] = [module._modules.get(name) for name in HEAD_NORMS]
     normed = any(norm is not None for norm in norms)
+    records: list[Any] = [_head_norm(norm, dim) for norm in norms]
     if normed:
-        records = [_head_norm(norm, dim) for norm in norms]
         first, second = records
         if first is None or second is None or (first.style, first.epsilon) != (second.style, second.epsilon):
             return None
         template.norm_style, template.epsilon = first.style, first.epsilon
-    return AttentionRecord(kernel=found.attention, joined=joined, template=template, norms=normed)
+    known = {*NAMES, *HEAD_NORMS, "o_proj"}
+    return AttentionRecord(
+        kernel=found.attention,
+        joined=joined,
+        template=template,
+        norms={name: (norm, own) for name, norm, own in zip(HEAD_NORMS, norms, records, strict=True)} if normed else {},
+        others=tuple(name for name in module._modules if name not in known),
+    )
 
 
 def _head_norm(module: Any, dim: int) -> NormRecord | None:
@@ -217,7 +249,7 @@ class _Seen:
     output: torch.Tensor
 
 
-def _record_call(module: Any, joined: JoinedLinear, rotary: int) -> _Seen | None:
+def _record_call(module: Any, joined: JoinedLinear, rotary: int, scale: float) -> _Seen | None:
     """Runs the plain layer on made-up states and angles; None if it does not take them or call attention once."""
     dtype, handed, settings = joined.packed.dtype, [], []
     width = module.o_proj.in_features
@@ -228,7 +260,7 @@ def _record_call(module: Any, joined: JoinedLinear, rotary: int) -> _Seen | None
         settings.append(kwargs)
         return attended.view(1, TOKENS, query.shape[1], -1), None
 
-    hidden = sample(1, TOKENS, joined.packed.inputs, dtype=dtype)
+    hidden = sample(1, TOKENS, joined.packed.inputs, dtype=dtype, scale=scale)
     angles = sample(1, TOKENS, rotary // 2, dtype=torch.float32, seed=2, scale=3.0).repeat(1, 1, 2)
     positions = angles.cos().to(dtype), angles.sin().to(dtype)
     config = module.config

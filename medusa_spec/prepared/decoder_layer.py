@@ -12,14 +12,14 @@ from torch import nn
 
 from medusa_spec.attention import TreePass
 from medusa_spec.delegation import TREE_ARGUMENT
-from medusa_spec.prepared import attention
+from medusa_spec.prepared import attention, gated_mlp
 from medusa_spec.prepared.attention import AttentionRecord, FastAttention, row_calls
 from medusa_spec.prepared.gated_mlp import FastGatedMlp, GatedRecord
-from medusa_spec.prepared.joined import JoinedLinear, unhooked
+from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import Function, LayerCall, LinearCall, NormCall, kernels, takes
-from medusa_spec.prepared.norm import FastNorm, NormRecord
+from medusa_spec.prepared.norm import FastNorm, NormRecord, weight_fits
 from medusa_spec.prepared.packed_layer import FrozenPackedLinear
-from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable
+from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable, unhooked
 
 PARTS: dict[str, type[nn.Module]] = {
     "input_layernorm": FastNorm,
@@ -82,11 +82,15 @@ def _serves(
         part = modules.get(name)
         if part is not parts[name] or not isinstance(part, kind) or not unhooked(part):
             return False
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        if not weight_fits(parts[name], record.records[name], hidden.shape[-1]):
+            return False
     outer, inner = parts["self_attn"], parts["mlp"]
     last = (outer._modules.get("o_proj"), inner._modules.get("down_proj"))
     return (
-        all(one is other and one.packed_now for one, other in zip(last, record.last, strict=True))
-        and record.records["mlp"].joined.serves(inner)
+        not layer.training
+        and all(one is other and one.packed_now for one, other in zip(last, record.last, strict=True))
+        and gated_mlp.serves(inner, record.records["mlp"])
         and attention.serves(outer, record.records["self_attn"], hidden, positions, tree_pass)
     )
 
@@ -156,7 +160,7 @@ def fasten_decoder_layer(module: nn.Module) -> bool:
         scratch=library.layer_scratch,
         parts=found,
         records=records,
-        last=last,  # type: ignore[arg-type]
+        last=last,
         template=_template(records, last),
     )
     swap(module, FastDecoderLayer, record)

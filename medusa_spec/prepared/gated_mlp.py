@@ -8,7 +8,7 @@ from torch import nn
 
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import ACTIVATIONS, Function, kernels, takes
-from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable
+from medusa_spec.prepared.swap import RECORD, SCALES, Swapped, sample, swap, swappable, unhooked
 
 NAMES = ("gate_proj", "up_proj")
 """Attributes of the two layers that read the same input."""
@@ -23,12 +23,14 @@ class GatedRecord:
         joined: Gate and up as one product.
         width: Their outputs.
         activation: Index into `ACTIVATIONS`.
+        function: The module's own activation.
     """
 
     kernel: Function
     joined: JoinedLinear
     width: int
     activation: int
+    function: Any
 
 
 class FastGatedMlp(Swapped):
@@ -38,9 +40,17 @@ class FastGatedMlp(Swapped):
         """[..., H] to the same shape."""
         record: GatedRecord = self.__dict__[RECORD]
         x = args[0] if len(args) == 1 and not kwargs else None
-        if x is None or not takes(x, record.joined.packed.dtype) or not record.joined.serves(self):
+        if x is None or not takes(x, record.joined.packed.dtype) or not serves(self, record):
             return super().forward(*args, **kwargs)
         return self._modules["down_proj"](_middle(record, x))  # type: ignore[misc]
+
+
+def serves(module: nn.Module, record: GatedRecord) -> bool:
+    """Whether the module is still what was found, and nothing happens in it that the kernel would leave out."""
+    function: Any = getattr(module, "act_fn", None)
+    if function is not record.function or (isinstance(function, nn.Module) and not unhooked(function)):
+        return False
+    return not module.training and record.joined.serves(module)
 
 
 def _middle(record: GatedRecord, x: torch.Tensor) -> torch.Tensor:
@@ -70,7 +80,8 @@ def activation_of(function: Any) -> int | None:
 @torch.inference_mode()
 def fasten_gated_mlp(module: nn.Module, joined: JoinedLinear) -> bool:
     """Gives a module the fast forward if it is a gated MLP over `joined`; says whether it was."""
-    activation = activation_of(getattr(module, "act_fn", None))
+    function = getattr(module, "act_fn", None)
+    activation = activation_of(function)
     down = getattr(module, "down_proj", None)
     if not swappable(module) or activation is None or not isinstance(down, nn.Linear):
         return False
@@ -78,11 +89,11 @@ def fasten_gated_mlp(module: nn.Module, joined: JoinedLinear) -> bool:
     width, outputs = joined.outputs[0], joined.outputs
     if found is None or outputs != [width, width] or down.in_features != width:
         return False
-    record = GatedRecord(kernel=found.gated, joined=joined, width=width, activation=activation)
-    x = sample(3, joined.packed.inputs, dtype=joined.packed.dtype)
-    expected, got = module(x), down(_middle(record, x))
-    if not _same(got, expected):
-        return False
+    record = GatedRecord(kernel=found.gated, joined=joined, width=width, activation=activation, function=function)
+    for scale in SCALES:
+        x = sample(3, joined.packed.inputs, dtype=joined.packed.dtype, scale=scale)
+        if not _same(down(_middle(record, x)), module(x)):
+            return False
     swap(module, FastGatedMlp, record)
     return True
 

@@ -51,8 +51,3 @@ class JoinedLinear:
                 for bias, outputs in zip(biases, self.outputs, strict=True)
             ]
         )
-
-
-def unhooked(module: nn.Module) -> bool:
-    """Whether nobody listens to a module: a kernel that does its work would pass them by."""
-    return not (module._forward_hooks or module._forward_pre_hooks)

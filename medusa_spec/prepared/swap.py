@@ -5,9 +5,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _global_forward_hooks as _everywhere
+from torch.nn.modules.module import _global_forward_pre_hooks as _everywhere_before
 
 RECORD = "_medusa_spec_fast"
 """Attribute of a swapped module that holds what its fast forward needs."""
+
+SCALES = (1.0, 1e4)
+"""Sizes of states at which a module and its fast forward are compared: a clamp shows at large ones only."""
 
 
 class Swapped(nn.Module):
@@ -26,15 +31,18 @@ class Swapped(nn.Module):
 
 def swap(module: nn.Module, fast: type[Swapped], record: Any) -> None:
     """Gives a module the forward of `fast`, which finds `record` under the attribute `RECORD`."""
-    module.__dict__[RECORD] = record
-    module.__class__ = _mixed(fast, type(module))
+    made: Any = module  # its class changes in place, which type checkers cannot follow
+    mixed: Any = _mixed
+    made.__dict__[RECORD] = record
+    made.__class__ = mixed(fast, type(module))
 
 
 def swap_back(module: nn.Module) -> None:
     """Gives a swapped module its own class back; others are left alone."""
     if isinstance(module, Swapped):
-        module.__class__ = module.plain
-        module.__dict__.pop(RECORD, None)
+        made: Any = module
+        made.__class__ = module.plain
+        made.__dict__.pop(RECORD, None)
 
 
 @cache
@@ -48,6 +56,12 @@ def _mixed(fast: type[Swapped], plain: type[nn.Module]) -> type[nn.Module]:
 def swappable(module: nn.Module) -> bool:
     """Whether a module's forward is that of its class: hooks of offloading replace it on the instance."""
     return "forward" not in module.__dict__ and not isinstance(module, Swapped)
+
+
+def unhooked(module: nn.Module) -> bool:
+    """Whether nobody listens to a module or stands in for it: a kernel that does its work would pass them by."""
+    listened = module._forward_hooks or module._forward_pre_hooks or _everywhere or _everywhere_before
+    return not listened and "forward" not in module.__dict__
 
 
 def sample(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
