@@ -18,7 +18,7 @@ from medusa_spec.prepared.gated_mlp import FastGatedMlp, GatedRecord
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import Function, LayerCall, LinearCall, NormCall, kernels, takes
 from medusa_spec.prepared.norm import FastNorm, NormRecord, weight_fits
-from medusa_spec.prepared.packed_layer import FrozenPackedLinear
+from medusa_spec.prepared.packed_layer import FrozenPackedLinear, packed_now
 from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable, unhooked
 
 PARTS: dict[str, type[nn.Module]] = {
@@ -89,7 +89,7 @@ def _serves(
     last = (outer._modules.get("o_proj"), inner._modules.get("down_proj"))
     return (
         not layer.training
-        and all(one is other and one.packed_now for one, other in zip(last, record.last, strict=True))
+        and all(one is other and packed_now(one) for one, other in zip(last, record.last, strict=True))
         and gated_mlp.serves(inner, record.records["mlp"])
         and attention.serves(outer, record.records["self_attn"], hidden, positions, tree_pass)
     )

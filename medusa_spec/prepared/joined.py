@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.prepared.packed_layer import FrozenPackedLinear
+from medusa_spec.prepared.packed_layer import packed_now
 from medusa_spec.prepared.packed_linear import PackedLinear
 
 
 class JoinedLinear:
-    """Several `FrozenPackedLinear`s of one module, as one product.
+    """Several packed layers of one module, as one product.
 
     They remain layers of their own, for whoever calls them; both read the same memory.
 
@@ -31,7 +31,7 @@ class JoinedLinear:
         """Whether the owner still holds these very layers, packed, without an adapter in front or hooks on them."""
         modules = owner._modules
         for name, layer in zip(self.names, self.layers, strict=True):
-            if modules.get(name) is not layer or type(layer) is not FrozenPackedLinear or not layer.packed_now:
+            if modules.get(name) is not layer or not packed_now(layer):
                 return False
         return True
 

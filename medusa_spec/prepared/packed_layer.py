@@ -37,12 +37,6 @@ class FrozenPackedLinear(nn.Linear):
             return nn.functional.linear(input, self.dense_weight(), self.bias)
         return self.packed(input, self.bias)
 
-    @property
-    def packed_now(self) -> bool:
-        """Whether the packed weights are all there is, so that a kernel may read them without asking this layer."""
-        frozen = type(self) is FrozenPackedLinear and self.weight.stride() == (0, 0) and not _trains(self)
-        return frozen and unhooked(self)
-
     def dense_weight(self) -> torch.Tensor:
         """The weight [out, in]: unpacked, or what was assigned since."""
         if self.weight.stride() != (0, 0):
@@ -97,6 +91,13 @@ class KeptDenseLinear(nn.Linear):
         """Copies and pickles are plain layers: their weight is another one."""
         state = {key: value for key, value in self.__dict__.items() if key not in _OWN}
         return nn.Linear.__new__, (nn.Linear,), state
+
+
+def packed_now(layer: Any) -> bool:
+    """Whether a layer's packed weights are all there is, so that a kernel may read them without asking the layer."""
+    if type(layer) is not FrozenPackedLinear:  # restored, or wrapped by something
+        return False
+    return layer.weight.stride() == (0, 0) and not _trains(layer) and unhooked(layer)
 
 
 def _trains(layer: nn.Linear, *inputs: torch.Tensor) -> bool:
