@@ -194,13 +194,13 @@ class Passes:
 
     Args:
         model: A causal LM, not wrapped.
-        ids: The prompt [1, T].
+        ids: The prompt [1, T], or prompts [B, T].
         reserve: Slots that the cache keeps free.
     """
 
     def __init__(self, model: Any, ids: torch.Tensor, reserve: int = 64) -> None:
         self.backbone = Backbone(model)
-        self.cache = SlabCache(self.backbone.config)
+        self.cache = SlabCache(self.backbone.config, batch=len(ids))
         self.backbone.forward(ids, cache=self.cache, last_only=True)
         self.cache.seal(reserve)
 
@@ -211,8 +211,9 @@ class Passes:
         self.backbone.detach()
 
     def tree(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits [N, V] of one pass over all nodes."""
-        return self._verify(copy.deepcopy(self.cache), parents, tokens)
+        """Logits [N, V] of one pass over all nodes; [B, N, V] of several prompts."""
+        logits = self._verify(copy.deepcopy(self.cache), parents, tokens)
+        return logits[0] if len(logits) == 1 else logits
 
     def path(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits [V] behind a path, by one-token passes."""
@@ -220,7 +221,7 @@ class Passes:
         for token in tokens:
             logits = self._verify(cache, (-1,), (token,))
             cache.keep(0, [0])
-        return logits[0]
+        return logits[0, 0]
 
     def paths(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Logits [N, V] of every node, by one-token passes over its path."""
@@ -229,7 +230,7 @@ class Passes:
     def _verify(self, cache: SlabCache, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         cache.make_room(len(parents))
         tree_pass = TreePass(shape=shape_of(tuple(parents)), cache=cache, device=torch.device("cpu"))
-        return self.backbone.verify(torch.tensor([list(tokens)]), tree_pass).logits[0]
+        return self.backbone.verify(torch.tensor([list(tokens)] * len(cache.lengths)), tree_pass).logits
 
 
 def ancestors(parents: Sequence[int], node: int) -> list[int]:
