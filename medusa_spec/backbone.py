@@ -270,17 +270,13 @@ class Backbone:
     def verify(self, input_ids: torch.Tensor, tree_pass: Pass, *, last_only: bool = False) -> TargetOutput:
         """One pass over the N nodes of a tree, each row behind its own prefix.
 
-                Args:
-                    input_ids: Node tokens [B, N].
-        <<<<<<< HEAD
-                    tree_pass: Shape, prefix lengths and cache; see `attention.TreePass`.
-                    last_only: Compute logits and h of the last node only.
-        =======
-                    tree_pass: Shape, prefix lengths and cache; see `attention.TreePass` and `StaticTreePass`.
-        >>>>>>> cuda
+        Args:
+            input_ids: Node tokens [B, N].
+            tree_pass: Shape, prefix lengths and cache; see `attention.TreePass` and `StaticTreePass`.
+            last_only: Compute logits and h of the last node only.
 
-                Returns:
-                    Logits [B, N, V] and h [B, N, H] at every node, or at the last one.
+        Returns:
+            Logits [B, N, V] and h [B, N, H] at every node, or at the last one.
         """
         extra: dict[str, Any] = {TREE_ARGUMENT: tree_pass}
         return self.forward(

@@ -13,11 +13,11 @@ from medusa_spec.native.build import library
 from medusa_spec.prepared import attention, gated_mlp
 from medusa_spec.prepared.decoder import fasten_decoder
 from medusa_spec.prepared.decoder_layer import fasten_decoder_layer
-from medusa_spec.prepared.joined import JoinedLinear
+from medusa_spec.prepared.joined import JoinedLinear, pack_together
 from medusa_spec.prepared.kernels import COLUMNS, ELEMENTS
 from medusa_spec.prepared.memory import large_pages, leave_mapped_files
 from medusa_spec.prepared.norm import fasten_norm
-from medusa_spec.prepared.packed_layer import KeptDenseLinear, pack_layer, restore
+from medusa_spec.prepared.packed_layer import pack_layer, restore
 from medusa_spec.prepared.packed_linear import PackedLinear, available, packed_size
 from medusa_spec.prepared.swap import swap_back
 
@@ -104,26 +104,24 @@ def prepare(model: nn.Module, lm_head: nn.Module | None = None) -> Prepared:
 def _prepare(model: nn.Module, lm_head: nn.Module | None, prepared: Prepared) -> None:
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     shared = {id(m) for m in prepared.layers if m is lm_head or owners[id(m.weight)] > 1}
-    joined = [
-        (module, names, group)
-        for module in model.modules()
-        for names in JOINED
-        if _joinable(group := [module._modules.get(name) for name in names], prepared.layers, shared)
-    ]
-    together = {id(layer) for _, _, group in joined for layer in group}
+    joined, together = [], set[int]()
+    for module in model.modules():
+        for names in JOINED:
+            group = [module._modules.get(name) for name in names]
+            if _joinable(group, prepared.layers, shared | together):
+                joined.append((module, names, group))
+                together |= {id(layer) for layer in group}
     apart = [layer for layer in prepared.layers if id(layer) not in together]
     gone = {id(layer.weight) for layer in prepared.layers} - {id(m.weight) for m in prepared.layers if id(m) in shared}
     leave_mapped_files(parameter for parameter in model.parameters() if id(parameter) not in gone)
     memory = _Memory(prepared.layers)
-    packed = [memory.pack(group, keep_dense=False) for _, _, group in joined]
+    packed = [pack_together(group, memory.take(group)) for _, _, group in joined]
     for layer in apart:
-        keep_dense = id(layer) in shared
-        memory.pack([layer], keep_dense=keep_dense)
-        prepared.extra_bytes += layer.packed.packed.nbytes if type(layer) is KeptDenseLinear else 0
+        prepared.extra_bytes += pack_layer(layer, keep_dense=id(layer) in shared, into=memory.take([layer]))
+    prepared.modules += [module for module in model.modules() if fasten_norm(module)]
     for (module, names, _), weights in zip(joined, packed, strict=True):
         if JOINED[names](module, JoinedLinear(module, names, weights)):
             prepared.modules.append(module)
-    prepared.modules += [module for module in model.modules() if fasten_norm(module)]
     prepared.modules += [module for module in model.modules() if fasten_decoder_layer(module)]
     prepared.modules += [module for module in model.modules() if fasten_decoder(module)]
 
@@ -139,9 +137,9 @@ def _packable(module: nn.Module) -> TypeGuard[nn.Linear]:
     )
 
 
-def _joinable(group: list[Any], layers: list[nn.Linear], shared: set[int]) -> bool:
-    """Layers of one input and dtype, whose blocks of packed weights meet without a gap."""
-    known = {id(layer) for layer in layers} - shared
+def _joinable(group: list[Any], layers: list[nn.Linear], taken: set[int]) -> bool:
+    """Layers of one input and dtype, whose blocks of packed weights meet without a gap; none is taken already."""
+    known = {id(layer) for layer in layers} - taken
     if len({id(layer) for layer in group} & known) < len(group):
         return False
     alike = {(layer.in_features, layer.weight.dtype) for layer in group}
@@ -162,13 +160,11 @@ class _Memory:
             sizes[layer.weight.dtype] += packed_size(layer.out_features, layer.in_features)
         self.free = {dtype: large_pages(size, dtype) for dtype, size in sizes.items()}
 
-    def pack(self, group: list[Any], *, keep_dense: bool) -> torch.Tensor:
-        """Packs layers side by side; returns the memory of all."""
-        sizes = [packed_size(layer.out_features, layer.in_features) for layer in group]
-        dtype = group[0].weight.dtype
-        taken, self.free[dtype] = self.free[dtype].split([sum(sizes), len(self.free[dtype]) - sum(sizes)])
-        for layer, into in zip(group, taken.split(sizes), strict=True):
-            pack_layer(layer, keep_dense=keep_dense, into=into)
+    def take(self, layers: list[Any]) -> torch.Tensor:
+        """Room for layers packed side by side."""
+        dtype = layers[0].weight.dtype
+        size = sum(packed_size(layer.out_features, layer.in_features) for layer in layers)
+        taken, self.free[dtype] = self.free[dtype].split([size, len(self.free[dtype]) - size])
         return taken
 
 

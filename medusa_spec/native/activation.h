@@ -1,12 +1,13 @@
 /* exp and what is made of it, sixteen at a time; the same result for a value wherever it stands. */
 #ifndef ACTIVATION_H
 #define ACTIVATION_H
+#include <math.h>
 #include "element.h"
 
-static inline floats exp_of(floats x) { /* within 2 ulp; 0 below -87, as large as it gets above 88 */
-    const ints vanish = x < -87.0f, large = x > 88.0f;
-    const floats top = spread(88.0f);
-    x = (floats)((~(vanish | large) & (ints)x) | (large & (ints)top));
+static inline floats exp_of(floats x) { /* within 2 ulp; 0 below -87, infinite above 88.72; nan stays nan */
+    const ints vanish = x < -87.0f, large = x > 88.72f;
+    const floats infinite = spread(INFINITY);
+    x = (floats)(~(vanish | large) & (ints)x);
     const floats scaled = x * 1.44269504f;
     const ints whole = __builtin_convertvector(scaled + (floats)(((ints)scaled & (int32_t)0x80000000) | (ints)spread(0.5f)), ints);
     const floats n = __builtin_convertvector(whole, floats);
@@ -18,7 +19,8 @@ static inline floats exp_of(floats x) { /* within 2 ulp; 0 below -87, as large a
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    return (floats)(~vanish & ((ints)p + (whole << 23)));
+    const ints power = (ints)((words)p + ((words)whole << 23));
+    return (floats)((~(vanish | large) & power) | (large & (ints)infinite));
 }
 
 static inline floats sigmoid_of(floats x) { return 1.0f / (1.0f + exp_of(-x)); }

@@ -30,14 +30,14 @@ static void rotate(element *x, const element *cosine, const element *sine, const
     }
 }
 
-/* Rotates a node's heads, stores its key and value, and leaves its queries as floats [kv head][group][node][depth]. */
+/* Rotates a node's heads, stores its key and value, and leaves its queries as floats [head][node][depth]. */
 static void lay_out(const struct attention *c, long node, float *queries) {
-    const long dim = c->dim, padded = up_to(dim, LANES), groups = c->q_heads / c->kv_heads;
+    const long dim = c->dim, padded = up_to(dim, LANES);
     element *x = c->qkv + node * (c->q_heads + 2 * c->kv_heads) * dim;
     const element *cosine = c->cosine + node * c->rotary, *sine = c->sine + node * c->rotary;
     for (long head = 0; head < c->q_heads; head++, x += dim) {
         rotate(x, cosine, sine, c->q_norm, c);
-        float *to = queries + (head / groups * groups * c->nodes + head % groups * c->nodes + node) * padded;
+        float *to = queries + (head * c->nodes + node) * padded;
         for (long i = 0; i < dim; i += LANES) {
             const floats value = get_some(x + i, dim - i);
             memcpy(to + i, &value, sizeof value);
@@ -203,7 +203,7 @@ void NAME(attention_team)(struct team *team, const struct attention *c) {
         score(c, queries + head * rows * padded, rows, padded, keys, scores + head * rows * stride + first, stride);
     }
     for (long row; (row = next_task(team, c->kv_heads * rows)) >= 0;) {
-        const long head = row / rows * groups + row % rows / c->nodes;
+        const long head = row / c->nodes;
         inverse[row] = weigh(c, scores + row * stride, stride, row % c->nodes, c->sinks ? c->sinks + head : NULL);
     }
     for (long task; (task = next_task(team, c->kv_heads * pieces)) >= 0;) {

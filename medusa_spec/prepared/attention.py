@@ -17,7 +17,8 @@ from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import AttentionCall, Function, attention_scratch, kernels, takes
 from medusa_spec.prepared.norm import NormRecord, norm_record
 from medusa_spec.prepared.packed_layer import FrozenPackedLinear
-from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable, within_rounding
+from medusa_spec.prepared.swap import RECORD, SCALES, Swapped, sample, swap, swappable, within_rounding
+from medusa_spec.prepared.watch import Watch
 
 NAMES = ("q_proj", "k_proj", "v_proj")
 """Attributes of the three layers that read the same input."""
@@ -40,14 +41,14 @@ class AttentionRecord:
         kernel: The attention kernel.
         joined: q, k and v as one product.
         template: A call with everything that does not change from pass to pass.
-        norms: Whether queries and keys are normed by head, by `q_norm` and `k_norm`.
-        sinks: One logit per query head [Hq], the layer's own tensor, or None.
+        watch: Over the layer.
+        sinks: The layer's sinks, one logit per query head [Hq], or None.
     """
 
     kernel: Function
     joined: JoinedLinear
     template: AttentionCall
-    norms: bool
+    watch: Watch
     sinks: torch.Tensor | None = None
 
 
@@ -62,9 +63,9 @@ class FastAttention(Swapped):
         record: AttentionRecord = self.__dict__[RECORD]
         hidden = args[0] if args else kwargs.get("hidden_states")
         positions = kwargs.get("position_embeddings")
-        if hidden is None or positions is None or not record.joined.serves(self):
+        if hidden is None or positions is None or not takes_pass(self, record, hidden, positions, tree_pass):
             return super().forward(*args, **kwargs)
-        if not takes_pass(self, record, hidden, positions, tree_pass):
+        if not record.watch.holds():
             return super().forward(*args, **kwargs)
         out = _attend(self, record, hidden, positions, tree_pass)
         return self._modules["o_proj"](out), None  # type: ignore[misc]
@@ -81,6 +82,7 @@ def takes_pass(
     dtype = record.joined.packed.dtype
     return (
         takes(hidden, dtype)
+        and hidden.shape[-1] == record.joined.packed.inputs
         and positions[0].dtype == positions[1].dtype == dtype
         and positions[0].shape[-1] == record.template.rotary
         and tree_pass.cache.holds(module.layer_idx, dtype)  # type: ignore[arg-type]
@@ -101,7 +103,7 @@ def _attend(
     out = torch.empty(batch, nodes, width, dtype=qkv.dtype, device="cpu")
     call, angles = AttentionCall.from_buffer_copy(record.template), Angles(positions, batch)
     held: list[torch.Tensor] = []
-    point_to_weights(call, module, record, held)
+    point_to_sinks(call, record, held)
     for row in range(batch):
         point_to_row(call, tree_pass, module.layer_idx, row, angles)
         call.qkv = qkv.data_ptr() + row * nodes * qkv.shape[-1] * qkv.element_size()
@@ -139,13 +141,10 @@ def point_to_row(call: AttentionCall, tree_pass: TreePass, layer: int, row: int,
     call.first, call.common, call.end = seen.first, seen.common, seen.end
 
 
-def point_to_weights(call: AttentionCall, module: Any, record: AttentionRecord, held: list[torch.Tensor]) -> None:
-    """Puts the addresses of a layer's small weights, as they are now, into a call; `held` gets what must outlive it."""
-    if record.norms:
-        modules = module._modules
-        call.q_norm, call.k_norm = (modules[name]._parameters["weight"].data_ptr() for name in HEAD_NORMS)
+def point_to_sinks(call: AttentionCall, record: AttentionRecord, held: list[torch.Tensor]) -> None:
+    """Puts the address of the sinks, as they are now and as floats, into a call; `held` gets what must outlive it."""
     if record.sinks is not None:
-        held.append(record.sinks.float().contiguous())
+        held.append(record.sinks.detach().float().contiguous())
         call.sinks = held[-1].data_ptr()
 
 
@@ -165,15 +164,21 @@ def fasten_attention(module: nn.Module, joined: JoinedLinear) -> bool:
     last = getattr(own, "o_proj", None)
     if not swappable(module) or not all(isinstance(value, int) for value in shape):
         return False
-    if not isinstance(last, FrozenPackedLinear) or not hasattr(getattr(own, "config", None), "_attn_implementation"):
+    if type(last) is not FrozenPackedLinear or not hasattr(getattr(own, "config", None), "_attn_implementation"):
         return False
     record = _record(module, joined)
-    seen = None if record is None else _record_call(module, joined, record.template.rotary)
-    if record is None or seen is None or not _agrees(record, seen, last):
+    if record is None:
         return False
-    record = replace(record, sinks=seen.settings.get("s_aux"))
-    if not _states_agree(module, record, seen):
-        return False
+    for scale in SCALES:
+        seen = _record_call(module, joined, record.template.rotary, scale)
+        if seen is None or not _agrees(record, seen, last):
+            return False
+        sinks = seen.settings.get("s_aux")
+        if sinks is not None and not any(sinks is parameter for parameter in module._parameters.values()):
+            return False
+        record = replace(record, sinks=sinks)
+        if not _states_agree(record, seen):
+            return False
     swap(module, FastAttention, record)
     return True
 
@@ -190,15 +195,14 @@ def _record(module: Any, joined: JoinedLinear) -> AttentionRecord | None:
     template.q_heads, template.kv_heads, template.dim = q_heads, kv_heads, dim
     rotary = getattr(module, "rotary_ndims", None)
     template.rotary = rotary if isinstance(rotary, int) else dim
-    norms = [getattr(module, name, None) for name in HEAD_NORMS]
-    normed = any(norm is not None for norm in norms)
-    if normed:
-        records = [_head_norm(norm, dim) for norm in norms]
-        first, second = records
+    norms: list[Any] = [module._modules.get(name) for name in HEAD_NORMS]
+    if any(norm is not None for norm in norms):
+        first, second = (_head_norm(norm, dim) for norm in norms)
         if first is None or second is None or (first.style, first.epsilon) != (second.style, second.epsilon):
             return None
         template.norm_style, template.epsilon = first.style, first.epsilon
-    return AttentionRecord(kernel=found.attention, joined=joined, template=template, norms=normed)
+        template.q_norm, template.k_norm = (norm.weight.data_ptr() for norm in norms)
+    return AttentionRecord(kernel=found.attention, joined=joined, template=template, watch=Watch(module))
 
 
 def _head_norm(module: Any, dim: int) -> NormRecord | None:
@@ -220,7 +224,7 @@ class _Seen:
     output: torch.Tensor
 
 
-def _record_call(module: Any, joined: JoinedLinear, rotary: int) -> _Seen | None:
+def _record_call(module: Any, joined: JoinedLinear, rotary: int, scale: float) -> _Seen | None:
     """Runs the plain layer on made-up states and angles; None if it does not take them or call attention once."""
     dtype, handed, settings = joined.packed.dtype, [], []
     width = module.o_proj.in_features
@@ -231,7 +235,7 @@ def _record_call(module: Any, joined: JoinedLinear, rotary: int) -> _Seen | None
         settings.append(kwargs)
         return attended.view(1, TOKENS, query.shape[1], -1), None
 
-    hidden = sample(1, TOKENS, joined.packed.inputs, dtype=dtype)
+    hidden = sample(1, TOKENS, joined.packed.inputs, dtype=dtype, scale=scale)
     angles = sample(1, TOKENS, rotary // 2, dtype=torch.float32, seed=2, scale=3.0).repeat(1, 1, 2)
     positions = angles.cos().to(dtype), angles.sin().to(dtype)
     config = module.config
@@ -271,10 +275,11 @@ def _agrees(record: AttentionRecord, seen: _Seen, last: nn.Module) -> bool:
     return True
 
 
-def _states_agree(module: Any, record: AttentionRecord, seen: _Seen) -> bool:
+def _states_agree(record: AttentionRecord, seen: _Seen) -> bool:
     """Whether the kernel rotates queries and keys to what the layer handed over, and stores keys and values."""
-    call, held, (query, key, value) = AttentionCall.from_buffer_copy(record.template), list[torch.Tensor](), seen.handed
-    point_to_weights(call, module, record, held)
+    (query, key, value), call = seen.handed, AttentionCall.from_buffer_copy(record.template)
+    held: list[torch.Tensor] = []
+    point_to_sinks(call, record, held)
     qkv = record.joined(seen.hidden)[0]
     keys, values = (torch.empty(key.shape[1:], dtype=key.dtype, device="cpu") for _ in range(2))
     mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device="cpu").tril()

@@ -11,9 +11,10 @@ from medusa_spec.attention import TreePass
 from medusa_spec.cache import SlabCache
 from medusa_spec.delegation import TREE_ARGUMENT
 from medusa_spec.errors import UnsupportedError
-from medusa_spec.prepared.decoder_layer import FastDecoderLayer, LayerRecord, intact, run_layers, takes_pass
+from medusa_spec.prepared.decoder_layer import FastDecoderLayer, LayerRecord, run_layers, takes_pass
 from medusa_spec.prepared.norm import FastNorm
 from medusa_spec.prepared.swap import RECORD, Swapped, swap, swappable
+from medusa_spec.prepared.watch import Watch
 from medusa_spec.tree import shape_of
 
 SHAPE = shape_of((-1, 0, 0, 1))
@@ -28,12 +29,14 @@ class DecoderRecord:
     """What the fast forward needs.
 
     Attributes:
-        layers: The layers in order, and their records.
+        layers: The records of the layers, in order.
+        watch: Over the layers.
         cache_argument: Name of the forward's argument, and of the output's field, for the cache.
         output: The class of the forward's output.
     """
 
-    layers: tuple[tuple[nn.Module, LayerRecord], ...]
+    layers: tuple[LayerRecord, ...]
+    watch: Watch
     cache_argument: str
     output: Any
 
@@ -61,17 +64,13 @@ def _hidden(
 ) -> torch.Tensor | None:
     """The last hidden states [B, N, H]; None if a layer is not as it was found, or this pass is not for the kernel."""
     modules = decoder._modules
-    layers = modules["layers"]._modules.values()
-    if len(layers) != len(record.layers):
+    if modules["layers"] is not record.watch.root or not record.watch.holds():
         return None
-    for layer, (known, layer_record) in zip(layers, record.layers, strict=True):
-        if layer is not known or layer._forward_hooks or layer._forward_pre_hooks or not intact(layer, layer_record):
-            return None
     hidden = modules["embed_tokens"](ids)
     angles = modules["rotary_emb"](hidden, position_ids=positions)
-    if not all(takes_pass(layer_record, hidden, angles, tree_pass) for _, layer_record in record.layers):
+    if not all(takes_pass(layer, hidden, angles, tree_pass) for layer in record.layers):
         return None
-    return modules["norm"](run_layers([own for _, own in record.layers], hidden, angles, tree_pass))
+    return modules["norm"](run_layers(record.layers, hidden, angles, tree_pass))
 
 
 # --- is it what the kernel knows? -------------------------------------------------------------------------------------
@@ -84,8 +83,10 @@ def fasten_decoder(module: nn.Module) -> bool:
     The same tree pass behind the same short prompt is run both ways; the hidden states must be equal bit for bit.
     """
     stack = module._modules.get("layers")
-    layers = list(stack) if isinstance(stack, nn.ModuleList) else []
-    if not layers or not swappable(module) or not all(isinstance(layer, FastDecoderLayer) for layer in layers):
+    if not isinstance(stack, nn.ModuleList) or not len(stack):
+        return False
+    layers = list(stack)
+    if not swappable(module) or not all(isinstance(layer, FastDecoderLayer) for layer in layers):
         return False
     known = {"embed_tokens", "layers", "norm", "rotary_emb"}
     if set(module._modules) != known or not isinstance(module._modules["norm"], FastNorm):
@@ -97,7 +98,8 @@ def fasten_decoder(module: nn.Module) -> bool:
         arguments = {"input_ids": ids, "position_ids": tree_pass.positions, argument: cache, TREE_ARGUMENT: tree_pass}
         plain: Any = module(**arguments, attention_mask=tree_pass.no_mask, use_cache=True)
         record = DecoderRecord(
-            layers=tuple((layer, layer.__dict__[RECORD]) for layer in layers),
+            layers=tuple(layer.__dict__[RECORD] for layer in layers),
+            watch=Watch(stack),
             cache_argument=argument,
             output=type(plain),
         )

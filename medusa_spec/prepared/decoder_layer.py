@@ -13,13 +13,15 @@ from torch import nn
 from medusa_spec.attention import TreePass
 from medusa_spec.delegation import TREE_ARGUMENT
 from medusa_spec.prepared import attention
-from medusa_spec.prepared.attention import Angles, AttentionRecord, FastAttention, point_to_row, point_to_weights
+from medusa_spec.prepared.attention import Angles, AttentionRecord, FastAttention, point_to_row, point_to_sinks
 from medusa_spec.prepared.gated_mlp import FastGatedMlp, GatedRecord
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import LayerCall, LinearCall, NormCall, kernels, takes
 from medusa_spec.prepared.norm import FastNorm, NormRecord
 from medusa_spec.prepared.packed_layer import FrozenPackedLinear
+from medusa_spec.prepared.packed_linear import PackedLinear
 from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable
+from medusa_spec.prepared.watch import Watch
 
 PARTS: dict[str, type[nn.Module]] = {
     "input_layernorm": FastNorm,
@@ -41,21 +43,20 @@ class LayerRecord:
     """What the fast forward needs.
 
     Attributes:
+        attention: The attention's own record.
+        inner: The MLP's own record.
         parts: The four parts, by attribute.
-        records: Their own records.
-        last: The last products of attention and MLP.
-        template: A call with all sizes and the addresses of packed weights.
+        products: The linear layers, by field of a `LayerCall`.
+        template: A call with all sizes and the addresses of weights.
+        watch: Over the layer.
     """
 
+    attention: AttentionRecord
+    inner: GatedRecord
     parts: dict[str, nn.Module]
-    records: dict[str, Any]
-    last: tuple[FrozenPackedLinear, FrozenPackedLinear]
+    products: dict[str, JoinedLinear | FrozenPackedLinear]
     template: LayerCall
-
-    @property
-    def attention(self) -> AttentionRecord:
-        """The attention's record."""
-        return self.records["self_attn"]
+    watch: Watch
 
 
 class FastDecoderLayer(Swapped):
@@ -68,7 +69,7 @@ class FastDecoderLayer(Swapped):
         positions = kwargs.get("position_embeddings")
         if type(tree_pass) is not TreePass or hidden is None or positions is None:
             return super().forward(*args, **kwargs)
-        if not takes_pass(record, hidden, positions, tree_pass) or not intact(self, record):
+        if not takes_pass(record, hidden, positions, tree_pass) or not record.watch.holds():
             return super().forward(*args, **kwargs)
         return run_layers([record], hidden, positions, tree_pass)
 
@@ -81,20 +82,6 @@ def takes_pass(
 ) -> bool:
     """Whether the kernel reads these states, angles and this cache."""
     return attention.takes_pass(record.parts["self_attn"], record.attention, hidden, positions, tree_pass)
-
-
-def intact(layer: nn.Module, record: LayerRecord) -> bool:
-    """Whether the parts are those that were found, ready for their kernels, and nobody listens in between."""
-    modules, parts = layer._modules, record.parts
-    for name, kind in PARTS.items():
-        part = modules.get(name)
-        if part is not parts[name] or not isinstance(part, kind) or part._forward_hooks or part._forward_pre_hooks:
-            return False
-    outer, inner = parts["self_attn"], parts["mlp"]
-    if outer._modules.get("o_proj") is not record.last[0] or inner._modules.get("down_proj") is not record.last[1]:
-        return False
-    products = record.last[0].packed_now and record.last[1].packed_now
-    return products and record.attention.joined.serves(outer) and record.records["mlp"].joined.serves(inner)
 
 
 def run_layers(
@@ -110,7 +97,8 @@ def run_layers(
     out, count, angles = torch.empty_like(hidden), len(records), Angles(positions, hidden.shape[0])
     calls = (LayerCall * count)(*(record.template for record in records))
     for call, record in zip(calls, records, strict=True):
-        _point_to_weights(call, record, held)
+        point_to_sinks(call.attention, record.attention, held)
+        _point_to_biases(call, record, held)
     row_bytes = hidden[0].numel() * hidden.element_size()
     for row in range(hidden.shape[0]):
         for call, record in zip(calls, records, strict=True):
@@ -122,17 +110,10 @@ def run_layers(
     return out
 
 
-def _point_to_weights(call: LayerCall, record: LayerRecord, held: list[torch.Tensor]) -> None:
-    """Puts the addresses of small weights, as they are now, into a call; `held` gets what must outlive it."""
-    parts, own, inner = record.parts, record.attention, record.records["mlp"]
-    point_to_weights(call.attention, parts["self_attn"], own, held)
-    first, second = (
-        parts["input_layernorm"]._parameters["weight"],
-        parts["post_attention_layernorm"]._parameters["weight"],
-    )
-    call.first_norm.weight, call.second_norm.weight = first.data_ptr(), second.data_ptr()  # type: ignore[union-attr]
-    biases = (own.joined.bias(), inner.joined.bias(), *(last._parameters["bias"] for last in record.last))
-    for name, bias in zip(PRODUCTS, biases, strict=True):
+def _point_to_biases(call: LayerCall, record: LayerRecord, held: list[torch.Tensor]) -> None:
+    """Puts the addresses of biases, as they are now and as floats, into a call; `held` gets what must outlive it."""
+    for name, product in record.products.items():
+        bias = product.bias() if isinstance(product, JoinedLinear) else product.bias
         if bias is not None:
             held.append(bias.detach().float().contiguous())
             getattr(call, name).bias = held[-1].data_ptr()
@@ -152,34 +133,36 @@ def fasten_decoder_layer(module: nn.Module) -> bool:
     if not swappable(module) or not all(isinstance(parts[name], kind) for name, kind in PARTS.items()):
         return False
     found: dict[str, Any] = parts
-    records = {name: part.__dict__[RECORD] for name, part in found.items()}
+    own, inner = found["self_attn"].__dict__[RECORD], found["mlp"].__dict__[RECORD]
     last = found["self_attn"]._modules.get("o_proj"), found["mlp"]._modules.get("down_proj")
-    joined: JoinedLinear = records["self_attn"].joined
-    if not all(isinstance(own, FrozenPackedLinear) for own in last):
+    if not all(type(layer) is FrozenPackedLinear for layer in last):
         return False
-    if not _chains(module, found, joined.packed.inputs, joined.packed.dtype):
+    if not _chains(module, found, own.joined.packed.inputs, own.joined.packed.dtype):
         return False
+    products = dict(zip(PRODUCTS, (own.joined, inner.joined, *last), strict=True))
     record = LayerRecord(
+        attention=own,
+        inner=inner,
         parts=found,
-        records=records,
-        last=last,
-        template=_template(records, last),
+        products=products,
+        template=_template(found, own, inner, products),
+        watch=Watch(module),
     )
     swap(module, FastDecoderLayer, record)
     return True
 
 
-def _template(records: dict[str, Any], last: tuple[Any, Any]) -> LayerCall:
+def _template(parts: dict[str, Any], own: AttentionRecord, inner: GatedRecord, products: dict[str, Any]) -> LayerCall:
     call = LayerCall()
-    own: AttentionRecord = records["self_attn"]
-    inner: GatedRecord = records["mlp"]
     call.hidden, call.activation, call.attention = own.joined.packed.inputs, inner.activation, own.template
     for field, name in (("first_norm", "input_layernorm"), ("second_norm", "post_attention_layernorm")):
-        norm: NormRecord = records[name]
-        setattr(call, field, NormCall(epsilon=norm.epsilon, style=norm.style))
-    packed = (own.joined.packed, inner.joined.packed, last[0].packed, last[1].packed)
-    for field, linear in zip(PRODUCTS, packed, strict=True):
-        setattr(call, field, LinearCall(weight=linear.packed.data_ptr(), inputs=linear.inputs, outputs=linear.outputs))
+        norm: NormRecord = parts[name].__dict__[RECORD]
+        weight = parts[name].weight.data_ptr()
+        setattr(call, field, NormCall(weight=weight, epsilon=norm.epsilon, style=norm.style))
+    for field, product in products.items():
+        packed: PackedLinear = product.packed
+        weight = packed.packed.data_ptr()
+        setattr(call, field, LinearCall(weight=weight, inputs=packed.inputs, outputs=packed.outputs))
     return call
 
 

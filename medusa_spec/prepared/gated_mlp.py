@@ -8,7 +8,8 @@ from torch import nn
 
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import ACTIVATIONS, Function, kernels, takes
-from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable
+from medusa_spec.prepared.swap import RECORD, SCALES, Swapped, sample, swap, swappable
+from medusa_spec.prepared.watch import Watch
 
 NAMES = ("gate_proj", "up_proj")
 """Attributes of the two layers that read the same input."""
@@ -23,12 +24,14 @@ class GatedRecord:
         joined: Gate and up as one product.
         width: Their outputs.
         activation: Index into `ACTIVATIONS`.
+        watch: Over the module.
     """
 
     kernel: Function
     joined: JoinedLinear
     width: int
     activation: int
+    watch: Watch
 
 
 class FastGatedMlp(Swapped):
@@ -38,7 +41,7 @@ class FastGatedMlp(Swapped):
         """[..., H] to the same shape."""
         record: GatedRecord = self.__dict__[RECORD]
         x = args[0] if len(args) == 1 and not kwargs else None
-        if x is None or not takes(x, record.joined.packed.dtype) or not record.joined.serves(self):
+        if x is None or not takes(x, record.joined.packed.dtype) or not record.watch.holds():
             return super().forward(*args, **kwargs)
         return self._modules["down_proj"](_middle(record, x))  # type: ignore[misc]
 
@@ -70,7 +73,7 @@ def activation_of(function: Any) -> int | None:
 @torch.inference_mode()
 def fasten_gated_mlp(module: nn.Module, joined: JoinedLinear) -> bool:
     """Gives a module the fast forward if it is a gated MLP over `joined`; says whether it was."""
-    activation = activation_of(getattr(module, "act_fn", None))
+    activation = activation_of(module._modules.get("act_fn"))
     down = getattr(module, "down_proj", None)
     if not swappable(module) or activation is None or not isinstance(down, nn.Linear):
         return False
@@ -78,11 +81,12 @@ def fasten_gated_mlp(module: nn.Module, joined: JoinedLinear) -> bool:
     width, outputs = joined.outputs[0], joined.outputs
     if found is None or outputs != [width, width] or down.in_features != width:
         return False
-    record = GatedRecord(kernel=found.gated, joined=joined, width=width, activation=activation)
-    x = sample(3, joined.packed.inputs, dtype=joined.packed.dtype)
-    expected, got = module(x), down(_middle(record, x))
-    if not _same(got, expected):
-        return False
+    watch = Watch(module)
+    record = GatedRecord(kernel=found.gated, joined=joined, width=width, activation=activation, watch=watch)
+    for scale in SCALES:
+        x = sample(3, joined.packed.inputs, dtype=joined.packed.dtype, scale=scale)
+        if not _same(down(_middle(record, x)), module(x)):
+            return False
     swap(module, FastGatedMlp, record)
     return True
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.prepared.packed_layer import FrozenPackedLinear
-from medusa_spec.prepared.packed_linear import PackedLinear
+from medusa_spec.prepared.packed_layer import pack_layer
+from medusa_spec.prepared.packed_linear import PackedLinear, packed_size
 
 
 class JoinedLinear:
-    """Several `FrozenPackedLinear`s of one module, as one product.
+    """Several packed layers of one module, as one product.
 
     They remain layers of their own, for whoever calls them; both read the same memory.
 
@@ -26,14 +26,6 @@ class JoinedLinear:
         self.layers: list[Any] = [getattr(owner, name) for name in names]
         self.packed = PackedLinear.joined([layer.packed for layer in self.layers], memory)
         self.outputs = [layer.out_features for layer in self.layers]
-
-    def serves(self, owner: nn.Module) -> bool:
-        """Whether the owner still holds these very layers, packed, without an adapter in front or hooks on them."""
-        modules = owner._modules
-        for name, layer in zip(self.names, self.layers, strict=True):
-            if modules.get(name) is not layer or type(layer) is not FrozenPackedLinear or not layer.packed_now:
-                return False
-        return True
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., inputs] to [..., sum of outputs]."""
@@ -51,3 +43,20 @@ class JoinedLinear:
                 for bias, outputs in zip(biases, self.outputs, strict=True)
             ]
         )
+
+
+def pack_together(layers: Sequence[Any], into: torch.Tensor | None = None) -> torch.Tensor:
+    """Packs frozen layers of one input side by side.
+
+    Args:
+        layers: As `pack_layer` takes them; all but the last with a multiple of 32 outputs.
+        into: Memory of exactly their size; None takes new one.
+
+    Returns:
+        The memory, for `JoinedLinear`.
+    """
+    sizes = [packed_size(layer.out_features, layer.in_features) for layer in layers]
+    memory = torch.empty(sum(sizes), dtype=layers[0].weight.dtype, device="cpu") if into is None else into
+    for layer, part in zip(layers, memory.split(sizes), strict=True):
+        pack_layer(layer, keep_dense=False, into=part)
+    return memory

@@ -116,9 +116,22 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
     return Kernels(dtype=dtype, **found)
 
 
+def readable(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a kernel can read this tensor: of its dtype, on the CPU, and without a gradient to pass on."""
+    return x.dtype == dtype and x.is_cpu and not (x.requires_grad and torch.is_grad_enabled())
+
+
 def takes(x: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a kernel may read this tensor: of its dtype, on the CPU, and without a gradient to pass on."""
-    return x.dtype == dtype and x.device.type == "cpu" and not (x.requires_grad and torch.is_grad_enabled())
+    """Whether a kernel may do torch's work on this input.
+
+    Autocast to another dtype would cast it first, and a tracer would see none of what a kernel does.
+    """
+    return (
+        readable(x, dtype)
+        and not (torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") != dtype)
+        and not torch.jit.is_tracing()
+        and not torch.compiler.is_compiling()
+    )
 
 
 def attention_scratch(call: AttentionCall) -> int:

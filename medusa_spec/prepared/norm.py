@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.prepared.kernels import NORM_STYLES, Function, kernels, takes
+from medusa_spec.prepared.kernels import NORM_STYLES, Function, kernels, readable, takes
 from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable, within_rounding
 
 
@@ -33,11 +33,11 @@ class FastNorm(Swapped):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """[..., width] to the same shape."""
         record: NormRecord = self.__dict__[RECORD]
-        weight: Any = self._parameters["weight"]
         x = args[0] if len(args) == 1 and not kwargs else None
-        if x is None or not takes(x, record.dtype) or not _fits(weight, record.dtype) or x.shape[-1] != len(weight):
+        if x is None or not takes(x, record.dtype) or not weight_fits(self, record, x.shape[-1]):
             return super().forward(*args, **kwargs)
         x, width = x.contiguous(), x.shape[-1]
+        weight: Any = self._parameters["weight"]
         y = torch.empty_like(x)
         record.kernel(
             x.data_ptr(),
@@ -52,8 +52,14 @@ class FastNorm(Swapped):
         return y
 
 
+def weight_fits(module: nn.Module, record: NormRecord, width: int) -> bool:
+    """Whether the norm's weight, as it is now, is one that the kernel may read."""
+    weight = module._parameters.get("weight")
+    return weight is not None and _fits(weight, record.dtype) and weight.shape == (width,)
+
+
 def _fits(weight: torch.Tensor, dtype: torch.dtype) -> bool:
-    return takes(weight, dtype) and weight.is_contiguous()
+    return readable(weight, dtype) and weight.is_contiguous()
 
 
 def norm_record(module: nn.Module) -> NormRecord | None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from medusa_spec.prepared.kernels import takes
 from medusa_spec.prepared.packed_linear import PackedLinear, unpack
 
 WATCHED = 1024
@@ -31,15 +32,9 @@ class FrozenPackedLinear(nn.Linear):
                 restore(self)
                 return self(input)
             return nn.functional.linear(input, self.dense_weight(), self.bias)
-        if input.dtype != self.packed.dtype or self.weight.stride() != (0, 0):
+        if not takes(input, self.packed.dtype) or self.weight.stride() != (0, 0):
             return nn.functional.linear(input, self.dense_weight(), self.bias)
         return self.packed(input, self.bias)
-
-    @property
-    def packed_now(self) -> bool:
-        """Whether the packed weights are all there is, so that a kernel may read them without asking this layer."""
-        hooks = self._forward_hooks or self._forward_pre_hooks
-        return type(self) is FrozenPackedLinear and self.weight.stride() == (0, 0) and not hooks
 
     def dense_weight(self) -> torch.Tensor:
         """The weight [out, in]: unpacked, or what was assigned since."""
@@ -81,7 +76,7 @@ class KeptDenseLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
-        if _trains(self, input) or input.dtype != self.packed.dtype or not self._unchanged():
+        if _trains(self, input) or not takes(input, self.packed.dtype) or not self._unchanged():
             return nn.functional.linear(input, self.weight, self.bias)
         return self.packed(input, self.bias)
 
@@ -97,9 +92,10 @@ class KeptDenseLinear(nn.Linear):
         return nn.Linear.__new__, (nn.Linear,), state
 
 
-def _trains(layer: nn.Linear, input: torch.Tensor) -> bool:
-    tensors = (input, layer.weight, layer.bias)
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def _trains(layer: nn.Linear, *inputs: torch.Tensor) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return any(t is not None and t.requires_grad for t in (*inputs, layer.weight, layer.bias))
 
 
 _OWN = ("packed", "state", "places", "sample")

@@ -9,6 +9,9 @@ from torch import nn
 RECORD = "_medusa_spec_fast"
 """Attribute of a swapped module that holds what its fast forward needs."""
 
+SCALES = (1.0, 1e4)
+"""Sizes of states at which a module and its fast forward are compared: a clamp shows at large ones only."""
+
 
 class Swapped(nn.Module):
     """Base of the fast forwards: mixed into a module's own class, so that it stays an instance of it.
@@ -24,12 +27,12 @@ class Swapped(nn.Module):
         return self.plain.__new__, (self.plain,), state
 
 
-def swap(module: nn.Module, mixin: Any, record: Any) -> None:
-    """Gives a module the forward of the class `mixin`, which finds `record` under the attribute `RECORD`."""
-    module.__dict__[RECORD] = record
+def swap(module: nn.Module, fast: type[Swapped], record: Any) -> None:
+    """Gives a module the forward of `fast`, which finds `record` under the attribute `RECORD`."""
     made: Any = module  # its class changes in place, which type checkers cannot follow
-    plain: Any = type(module)
-    made.__class__ = _mixed(mixin, plain)
+    mixed: Any = _mixed
+    made.__dict__[RECORD] = record
+    made.__class__ = mixed(fast, type(module))
 
 
 def swap_back(module: nn.Module) -> None:
@@ -37,11 +40,11 @@ def swap_back(module: nn.Module) -> None:
     if isinstance(module, Swapped):
         made: Any = module
         made.__class__ = module.plain
-        module.__dict__.pop(RECORD, None)
+        made.__dict__.pop(RECORD, None)
 
 
 @cache
-def _mixed(fast: Any, plain: Any) -> type[nn.Module]:
+def _mixed(fast: type[Swapped], plain: type[nn.Module]) -> type[nn.Module]:
     """A class with the plain one's name: what asks for names (device maps, printing) finds what it found before."""
     return type(
         plain.__name__, (fast, plain), {"plain": plain, "__module__": plain.__module__, "__doc__": plain.__doc__}

@@ -82,7 +82,7 @@ def test_one_call_gives_what_layer_by_layer_gives(make_model, prompt, name, dtyp
     at_once, cache = tree_output(backbone, ids, tokens)
     monkeypatch.setattr("medusa_spec.prepared.decoder._hidden", lambda *_: None)
     one_by_one, other = tree_output(backbone, ids, tokens)
-    monkeypatch.setattr("medusa_spec.prepared.decoder_layer.intact", lambda *_: False)
+    monkeypatch.setattr("medusa_spec.prepared.decoder_layer.takes_pass", lambda *_: False)
     part_by_part, third = tree_output(backbone, ids, tokens)
     for again, written in ((one_by_one, other), (part_by_part, third)):
         assert torch.equal(again.logits, at_once.logits)

@@ -1,0 +1,204 @@
+"""Kernels give what float64 gives, and a row's result does not depend on what stands beside it."""
+
+import ctypes
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medusa_spec.native.build import Library, library
+from medusa_spec.prepared import kernels as kernels_module
+from medusa_spec.prepared.kernels import (
+    ACTIVATIONS,
+    ELEMENTS,
+    NORM_STYLES,
+    AttentionCall,
+    LayerCall,
+    LinearCall,
+    attention_scratch,
+    kernels,
+    readable,
+    takes,
+)
+
+needs_kernels = pytest.mark.skipif(library().handle is None, reason=f"no kernels on this machine: {library().reason}")
+DTYPES = tuple(ELEMENTS)
+EXACT = {
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+
+
+def gated(gate_up, kind="silu", threads=1):
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    y = torch.empty(rows, width, dtype=gate_up.dtype)
+    index = ACTIVATIONS.index(kind)
+    kernels(gate_up.dtype).gated(gate_up.data_ptr(), y.data_ptr(), rows, width, index, threads)
+    return y
+
+
+def norm(x, weight, style="scaled", epsilon=1e-5, threads=1):
+    y, index = torch.empty_like(x), NORM_STYLES.index(style)
+    kernels(x.dtype).norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, epsilon, index, threads)
+    return y
+
+
+def exact_norm(x, weight, style, epsilon=1e-5):
+    """In float64 but for the one rounding in the middle that a style asks for."""
+    wide = x.double()
+    scaled = wide / (wide.square().mean(-1, keepdim=True) + epsilon).sqrt()
+    if style == "scaled":
+        return weight.double() * scaled.to(x.dtype).double()
+    return scaled * (weight.double() + 1.0 if style == "centred" else weight.double())
+
+
+def random(*shape, seed=0, dtype=torch.float32, scale=1.0):
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def activate(values, kind):
+    """An activation alone: up is one."""
+    x = torch.as_tensor(values, dtype=torch.float32)
+    return gated(torch.cat([x, torch.ones_like(x)])[None], kind)[0]
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_are_exact_to_a_few_units_in_the_last_place(kind):
+    x = torch.cat([torch.linspace(-120, 120, 40001), torch.logspace(-30, 38, 2001), -torch.logspace(-30, 38, 2001)])
+    exact = EXACT[kind](x.double())
+    error = (activate(x, kind).double() - exact).abs()
+    of_argument = 1.5e-7 if kind == "gelu_tanh" else 0.0  # 1 + tanh cancels where it falls to zero
+    assert (error <= 2.5e-7 * exact.abs() + of_argument * x.double().abs() + 1e-35).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("value", [0.0, -0.0, math.inf, -math.inf, math.nan, 3.4e38, -3.4e38, 88.5, -88.5, 89.0, -89.0])
+def test_activations_of_extreme_values_are_torch_s(kind, value):
+    got, expected = activate([value] * 3, kind), EXACT[kind](torch.tensor([value] * 3))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@needs_kernels
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(1, 100),
+    kind=st.sampled_from(ACTIVATIONS),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+def test_the_gated_kernel_is_activation_times_up_and_rounds_in_between(rows, width, kind, dtype, seed):
+    gate_up = random(rows, 2 * width, seed=seed, dtype=dtype, scale=4.0)
+    gate, up = gate_up.split(width, dim=1)
+    expected = EXACT[kind](gate.double()).to(dtype).double() * up.double()
+    error = (gated(gate_up, kind).double() - expected).abs()
+    # float32 may fall on the other side of the rounding in between, and 1 + tanh cancels
+    assert (error <= 1.6 * torch.finfo(dtype).eps * expected.abs() + 2e-7 * (gate * up).double().abs()).all()
+
+
+@needs_kernels
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(1, 200),
+    style=st.sampled_from(NORM_STYLES),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+def test_norms_equal_the_exact_ones(rows, width, style, dtype, seed):
+    x, weight = random(rows, width, seed=seed, dtype=dtype), random(width, seed=seed + 1, dtype=dtype)
+    got, expected = norm(x, weight, style).double(), exact_norm(x, weight, style)
+    # float32's own error may tip the rounding in the middle, and the one at the end
+    torch.testing.assert_close(got, expected, rtol=1.01 * torch.finfo(dtype).eps + 2e-6, atol=1e-30)
+    if dtype == torch.bfloat16 and rows * width > 200:
+        assert (got != expected.to(dtype).double()).double().mean() < 0.02
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("style", NORM_STYLES)
+def test_a_norm_may_be_computed_in_place(style, dtype):
+    x, weight = random(5, 37, dtype=dtype), random(37, seed=1, dtype=dtype)
+    expected = norm(x, weight, style)
+    kernels(dtype).norm(x.data_ptr(), weight.data_ptr(), x.data_ptr(), 5, 37, 1e-5, NORM_STYLES.index(style), 1)
+    assert torch.equal(x, expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [33, 640])
+def test_rows_depend_on_neither_their_neighbours_nor_threads(width, dtype):
+    x, weight = random(40, width, dtype=dtype), random(width, seed=1, dtype=dtype)
+    gate_up = random(40, 2 * width, seed=2, dtype=dtype)
+    normed, middle = norm(x, weight), gated(gate_up)
+    for threads in (2, 3, 7):
+        assert torch.equal(norm(x, weight, threads=threads), normed)
+        assert torch.equal(gated(gate_up, threads=threads), middle)
+    for row in range(40):
+        assert torch.equal(norm(x[row : row + 1].clone(), weight)[0], normed[row])
+        assert torch.equal(gated(gate_up[row : row + 1].clone())[0], middle[row])
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nan_and_infinity_pass_through(dtype):
+    x = torch.ones(3, 20, dtype=dtype)
+    x[0, 3], x[1, 17] = math.nan, math.inf
+    y = norm(x, torch.ones(20, dtype=dtype))
+    assert y[0].isnan().all() and y[1, 17].isnan() and (y[1, :17] == 0).all()
+    torch.testing.assert_close(y[2].float(), torch.ones(20))
+    assert gated(torch.full((1, 2), math.nan, dtype=dtype)).isnan().all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_layer_kernel_asks_for_room_for_its_parts(dtype):
+    """Inputs, elements in between and what attention itself asks for: `attention_scratch` is native/layer.c's too."""
+    attention = AttentionCall(nodes=5, q_heads=4, kv_heads=2, dim=24, first=3, common=4, end=40)
+    sizes = {"qkv": (48, 192), "o": (96, 48), "gate_up": (48, 128), "down": (64, 48)}
+    linears = {name: LinearCall(inputs=inputs, outputs=outputs) for name, (inputs, outputs) in sizes.items()}
+    call = LayerCall(hidden=48, attention=attention, **linears)
+    assert kernels(dtype).layer_scratch(ctypes.byref(call)) == 5 * (96 + 192 + 48 + 64) + attention_scratch(attention)
+    assert attention_scratch(attention) == 4 * 5 * (32 + 64 + 1)
+
+
+def test_there_are_no_kernels_for_other_dtypes():
+    assert kernels(torch.float64) is None
+    assert kernels(torch.float16) is None
+
+
+def test_without_a_library_there_are_no_kernels(monkeypatch):
+    monkeypatch.setattr(kernels_module, "library", lambda: Library(handle=None, reason="for the test"))
+    assert kernels.__wrapped__(torch.float32) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_take_only_what_they_can_read(dtype):
+    x = torch.ones(2, dtype=dtype)
+    assert takes(x, dtype) and readable(x, dtype)
+    assert not takes(x.double(), dtype)
+    assert not takes(x.to("meta"), dtype)
+
+
+def test_kernels_take_no_gradient():
+    x = torch.ones(2, requires_grad=True)
+    assert not takes(x, torch.float32)
+    with torch.no_grad():
+        assert takes(x, torch.float32)
+    with torch.inference_mode():
+        assert takes(torch.ones(2), torch.float32)
+
+
+def test_kernels_stand_aside_for_autocast_to_another_dtype():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not takes(torch.ones(2), torch.float32)
+        assert takes(torch.ones(2).bfloat16(), torch.bfloat16)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+def test_kernels_stand_aside_for_tracers():
+    taken = []
+    torch.jit.trace(lambda x: taken.append(takes(x, torch.float32)) or x + 1, torch.ones(2), check_trace=False)
+    assert taken == [False]
