@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from medusa_spec import prepare as prepare_module
 from medusa_spec.native.build import library
 from medusa_spec.prepare import prepare
-from medusa_spec.prepared import decoder_layer
+from medusa_spec.prepared import decoder, decoder_layer
 from medusa_spec.prepared.decoder_layer import FastDecoderLayer
 from medusa_spec.prepared.packed_linear import available
 from medusa_spec.prepared.swap import swap_back
@@ -31,8 +31,10 @@ def always_worth_it(monkeypatch):
 @pytest.fixture
 def counted(monkeypatch):
     """Number of layers that ran in one call."""
-    calls, run = [], decoder_layer._run
-    monkeypatch.setattr(decoder_layer, "_run", lambda *args: calls.append(1) or run(*args))
+    calls, run = [], decoder_layer.run_layers
+    counting = lambda records, *args: calls.extend(records) or run(records, *args)  # noqa: E731
+    monkeypatch.setattr(decoder_layer, "run_layers", counting)
+    monkeypatch.setattr(decoder, "run_layers", counting)
     return calls
 
 
@@ -52,6 +54,7 @@ def tree_logits(passes, random_tree, prompt):
 def test_it_gives_the_bits_of_its_parts_one_by_one(make_wide, tree_logits, counted, name, dtype):
     model = make_wide(name, dtype=dtype)
     prepare(model, model.get_output_embeddings())
+    counted.clear()
     whole = {nodes: tree_logits(model, nodes) for nodes in (1, 9, 33, 80)}
     assert len(counted) == 3 * 4
     for layer in model.model.layers:

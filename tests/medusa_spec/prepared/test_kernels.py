@@ -160,7 +160,9 @@ def test_the_layer_kernel_asks_for_room_for_its_parts(dtype):
     sizes = {"qkv": (48, 192), "o": (96, 48), "gate_up": (48, 128), "down": (64, 48)}
     linears = {name: LinearCall(inputs=inputs, outputs=outputs) for name, (inputs, outputs) in sizes.items()}
     call = LayerCall(hidden=48, attention=attention, **linears)
-    assert kernels(dtype).layer_scratch(ctypes.byref(call)) == 5 * (96 + 192 + 48 + 64) + attention_scratch(attention)
+    phases, room = 10 * 16, 5 * (96 + 192 + 48 + 64) + attention_scratch(attention)
+    assert kernels(dtype).layers_scratch(ctypes.byref(call), 1) == room + phases
+    assert kernels(dtype).layers_scratch((LayerCall * 3)(call, call, call), 3) == room + 3 * phases
     assert attention_scratch(attention) == 4 * 5 * (32 + 64 + 1)
 
 
