@@ -112,15 +112,17 @@ static void score(const struct attention *c, const float *queries, long rows, lo
 }
 
 typedef int64_t longs __attribute__((vector_size(64)));
+typedef uint64_t sums __attribute__((vector_size(64))); /* unsigned: the shares of nan are anything, and may wrap */
 typedef float eight __attribute__((vector_size(32)));
 
 #define SHARE 1099511627776.0f /* 2^40: the largest weight, 1, as an integer */
 
 /* Adds sixteen weights as integers, whose sum has no order. */
-static inline longs add_shares(longs total, floats weights) {
+static inline sums add_shares(sums total, floats weights) {
     eight half[2];
     memcpy(half, &weights, sizeof half);
-    return total + __builtin_convertvector(half[0] * SHARE, longs) + __builtin_convertvector(half[1] * SHARE, longs);
+    return total + (sums)__builtin_convertvector(half[0] * SHARE, longs) +
+           (sums)__builtin_convertvector(half[1] * SHARE, longs);
 }
 
 /* Scores of one query to weights, not yet divided by their sum; returns the divisor's inverse. */
@@ -140,14 +142,14 @@ static float weigh(const struct attention *c, float *scores, long stride, long n
     }
     float top = sink ? *sink : -INFINITY;
     for (int i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
-    longs shares = {0};
+    sums shares = {0};
     for (long j = 0; j < stride; j += LANES) {
         memcpy(&value, scores + j, sizeof value);
         value = exp_of(value - top);
         memcpy(scores + j, &value, sizeof value);
         shares = add_shares(shares, value);
     }
-    int64_t total = sink ? (int64_t)(exp_of(spread(*sink - top))[0] * SHARE) : 0;
+    uint64_t total = sink ? (uint64_t)(exp_of(spread(*sink - top))[0] * SHARE) : 0;
     for (int i = 0; i < 8; i++) total += shares[i];
     return (float)((double)SHARE / (double)total);
 }

@@ -117,8 +117,12 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
 
 
 def readable(x: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a kernel can read this tensor: of its dtype, on the CPU, and without a gradient to pass on."""
-    return x.dtype == dtype and x.is_cpu and not (x.requires_grad and torch.is_grad_enabled())
+    """Whether a kernel can read this tensor: of its dtype, on the CPU, and without a gradient to pass on.
+
+    Subclasses are left out: those of tracers have no memory behind them.
+    """
+    plain = type(x) is torch.Tensor or type(x) is torch.nn.Parameter
+    return plain and x.dtype == dtype and x.is_cpu and not (x.requires_grad and torch.is_grad_enabled())
 
 
 def takes(x: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -133,7 +133,8 @@ def pack_layer(layer: nn.Linear, *, keep_dense: bool, into: torch.Tensor | None 
 def restore(layer: Any) -> None:
     """Makes a packed layer the plain `nn.Linear` that it was, bit for bit; others are left alone."""
     if isinstance(layer, FrozenPackedLinear):
-        layer.weight.data = layer.dense_weight().data
+        with torch.inference_mode(False):  # tensors made in that mode could never be trained again
+            layer.weight.data = layer.dense_weight().data
     elif not isinstance(layer, KeptDenseLinear):
         return
     layer.__class__ = nn.Linear

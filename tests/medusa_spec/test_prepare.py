@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, Qwen2MoeConfig
 
 from medusa_spec import MedusaModel
@@ -431,6 +432,13 @@ def test_copies_of_a_prepared_model_decode_and_are_plain(make_wide, prompt, dupl
     assert difference is None or difference.excused
     other.detach()
     assert torch.equal(model.generate(prompt(9), do_sample=False, max_new_tokens=40), expected)
+
+
+def test_a_prepared_model_can_be_run_without_memory(make_wide):
+    model = make_wide("llama", dtype=torch.float32)
+    prepare(model, model.get_output_embeddings())
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, 128)
 
 
 def test_a_prepared_model_can_be_compiled(make_wide, prompt):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from medusa_spec.native.build import Library, library
 from medusa_spec.prepared import kernels as kernels_module
@@ -182,6 +183,11 @@ def test_kernels_take_only_what_they_can_read(dtype):
     assert takes(x, dtype) and readable(x, dtype)
     assert not takes(x.double(), dtype)
     assert not takes(x.to("meta"), dtype)
+
+
+def test_kernels_take_no_tensor_without_memory():
+    with FakeTensorMode():
+        assert not takes(torch.ones(2), torch.float32)
 
 
 def test_kernels_take_no_gradient():

@@ -146,6 +146,20 @@ def test_gradients_flow_as_before(layer, x):
 
 
 @pytest.mark.parametrize("keep_dense", [False, True])
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_a_layer_packed_or_restored_in_any_mode_can_be_trained(mode, keep_dense, x):
+    for step in (0, 1):
+        layer = nn.Linear(24, 40).bfloat16().requires_grad_(False)
+        with mode(mode=step == 0) if mode is torch.inference_mode else mode():
+            pack_layer(layer, keep_dense=keep_dense)
+        with mode(mode=step == 1) if mode is torch.inference_mode else mode():
+            restore(layer)
+        layer.requires_grad_(True)
+        layer(x).float().sum().backward()
+        assert layer.weight.grad.any()
+
+
+@pytest.mark.parametrize("keep_dense", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(24, 1), (1, 24), (1, 1)])
 def test_a_layer_of_one_input_or_output_keeps_its_weight(inputs, outputs, keep_dense):
     """Gates of mixtures of experts are such layers."""
