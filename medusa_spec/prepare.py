@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -84,21 +85,33 @@ def prepare(model: nn.Module, lm_head: nn.Module | None = None) -> Prepared:
         return Prepared(reason="not prepared: no bfloat16 or float32 linear layers on the CPU")
     if not available():
         return Prepared(reason=f"not prepared: {library().reason}")
-    gain = _gain(sorted(layers, key=lambda layer: layer.weight.numel())[len(layers) // 2])
-    if gain < WORTH_IT:
-        return Prepared(reason=f"not prepared: packing would bring only {gain:.2f} x on this machine")
-    prepared = Prepared(reason="", layers=layers)
-    try:
-        _prepare(model, lm_head, prepared)
-    except BaseException:  # out of memory, or interrupted
-        prepared.undo()
-        raise
+    with _one_thread():
+        gain = _gain(sorted(layers, key=lambda layer: layer.weight.numel())[len(layers) // 2])
+        if gain < WORTH_IT:
+            return Prepared(reason=f"not prepared: packing would bring only {gain:.2f} x on this machine")
+        prepared = Prepared(reason="", layers=layers)
+        try:
+            _prepare(model, lm_head, prepared)
+        except BaseException:  # out of memory, or interrupted
+            prepared.undo()
+            raise
     prepared.reason = (
         f"{len(layers)} linear layers packed, {gain:.1f} x torch's linear at 1 to 16 rows; "
         f"{len(prepared.modules)} norms, MLPs, attention and decoder layers in one kernel each; "
         f"{prepared.extra_bytes / 2**20:.0f} MiB more memory"
     )
     return prepared
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On a busy machine threads wait for each other at every one of many small steps: seconds instead of tenths."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _prepare(model: nn.Module, lm_head: nn.Module | None, prepared: Prepared) -> None:
@@ -168,21 +181,20 @@ class _Memory:
         return taken
 
 
+@torch.inference_mode()
 def _gain(layer: nn.Linear) -> float:
     """How many times as fast as torch's linear the kernel is on one layer, at 1, 4 and 16 rows together.
 
-    The best of many rounds, in turn: on a busy machine the others say nothing about either.
+    The best of many rounds, in turn: what was disturbed says nothing about either.
     """
-    packed = PackedLinear(layer.weight)
-    with torch.inference_mode():
-        best: dict[tuple[str, int], float] = {}
-        for rows in (1, 4, 16) * ROUNDS:
-            x = torch.ones(rows, layer.in_features, dtype=layer.weight.dtype, device="cpu")
-            for name, linear in (
-                ("torch", lambda x: nn.functional.linear(x, layer.weight, layer.bias)),
-                ("packed", lambda x: packed(x, layer.bias)),
-            ):
-                best[name, rows] = min(_timed(linear, x), best.get((name, rows), float("inf")))
+    packed, best = PackedLinear(layer.weight), dict[tuple[str, int], float]()
+    for rows in (1, 4, 16) * ROUNDS:
+        x = torch.ones(rows, layer.in_features, dtype=layer.weight.dtype, device="cpu")
+        for name, linear in (
+            ("torch", lambda x: nn.functional.linear(x, layer.weight, layer.bias)),
+            ("packed", lambda x: packed(x, layer.bias)),
+        ):
+            best[name, rows] = min(_timed(linear, x), best.get((name, rows), float("inf")))
     sums = {name: sum(value for (key, _), value in best.items() if key == name) for name in ("torch", "packed")}
     return sums["torch"] / sums["packed"]
 
