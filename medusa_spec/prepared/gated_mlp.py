@@ -47,10 +47,12 @@ class FastGatedMlp(Swapped):
 
 def serves(module: nn.Module, record: GatedRecord) -> bool:
     """Whether the module is still what was found, and nothing happens in it that the kernel would leave out."""
-    function: Any = getattr(module, "act_fn", None)
-    if function is not record.function or (isinstance(function, nn.Module) and not unhooked(function)):
+    function = module._modules.get("act_fn")
+    if function is None:
+        function = module.__dict__.get("act_fn")
+    elif not unhooked(function):
         return False
-    return not module.training and record.joined.serves(module)
+    return function is record.function and not module.training and record.joined.serves(module)
 
 
 def _middle(record: GatedRecord, x: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ class FastNorm(Swapped):
 def weight_fits(module: nn.Module, record: NormRecord, width: int) -> bool:
     """Whether the norm's weight, as it is now, is one that the kernel may read."""
     weight = module._parameters.get("weight")
-    return weight is not None and _fits(weight, record.dtype) and weight.shape == (width,)
+    return weight is not None and weight.numel() == width and _fits(weight, record.dtype)
 
 
 def _fits(weight: torch.Tensor, dtype: torch.dtype) -> bool:

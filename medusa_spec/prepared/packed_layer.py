@@ -97,7 +97,10 @@ def packed_now(layer: Any) -> bool:
     """Whether a layer's packed weights are all there is, so that a kernel may read them without asking the layer."""
     if type(layer) is not FrozenPackedLinear:  # restored, or wrapped by something
         return False
-    return layer.weight.stride() == (0, 0) and not _trains(layer) and unhooked(layer)
+    weight: Any = layer._parameters["weight"]  # not `layer.weight`: attributes of modules are looked up slowly
+    if weight.stride() != (0, 0) or (torch.is_grad_enabled() and _trains(layer)):
+        return False
+    return unhooked(layer)
 
 
 def _trains(layer: nn.Linear, *inputs: torch.Tensor) -> bool:

@@ -60,8 +60,9 @@ def swappable(module: nn.Module) -> bool:
 
 def unhooked(module: nn.Module) -> bool:
     """Whether nobody listens to a module or stands in for it: a kernel that does its work would pass them by."""
-    listened = module._forward_hooks or module._forward_pre_hooks or _everywhere or _everywhere_before
-    return not listened and "forward" not in module.__dict__
+    own = module.__dict__
+    listened = own["_forward_hooks"] or own["_forward_pre_hooks"] or _everywhere or _everywhere_before
+    return not listened and "forward" not in own
 
 
 def sample(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
