@@ -16,7 +16,7 @@ from medusa_spec.attention import TreePass
 from medusa_spec.delegation import TREE_ARGUMENT
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import AttentionCall, Function, attention_scratch, kernels, takes
-from medusa_spec.prepared.norm import NormRecord, norm_record, weight_fits
+from medusa_spec.prepared.norm import NormRecord, norm_record, still_fits
 from medusa_spec.prepared.packed_layer import FrozenPackedLinear
 from medusa_spec.prepared.swap import RECORD, SCALES, Swapped, sample, swap, swappable, unhooked, within_rounding
 
@@ -25,6 +25,9 @@ NAMES = ("q_proj", "k_proj", "v_proj")
 
 HEAD_NORMS = ("q_norm", "k_norm")
 """Attributes of norms over each head, where there are some."""
+
+SCALARS = ("scaling", "attn_logit_softcapping")
+"""Attributes of numbers that a layer hands over with its states."""
 
 RECORDING = "medusa_spec.recording"
 """Name of the attention function that records what a layer hands over; used only while a layer is looked at."""
@@ -43,6 +46,7 @@ class AttentionRecord:
         template: A call with everything that does not change from pass to pass.
         norms: The norms of queries and keys by head, as `HEAD_NORMS` names them; empty if there are none.
         others: What else the layer consists of, by attribute: the kernel passes by whoever listens to it.
+        scalars: The layer's own numbers, as `SCALARS` names them.
         sinks: Attribute of the sinks, one logit per query head [Hq], or None.
     """
 
@@ -51,6 +55,7 @@ class AttentionRecord:
     template: AttentionCall
     norms: dict[str, tuple[nn.Module, NormRecord]]
     others: tuple[str, ...]
+    scalars: list[Any]
     sinks: str | None = None
 
 
@@ -95,13 +100,15 @@ def _unchanged(module: nn.Module, record: AttentionRecord) -> bool:
     """Whether the small parts are still those that were found, and nobody listens to them."""
     modules = module._modules
     for name, (norm, found) in record.norms.items():
-        if modules.get(name) is not norm or not unhooked(norm) or not weight_fits(norm, found, record.template.dim):
+        if modules.get(name) is not norm or not unhooked(norm) or not still_fits(norm, found, record.template.dim):
             return False
     for name in record.others:
         other = modules.get(name)
         if other is not None and not unhooked(other):
             return False
-    return not module.training and (record.sinks is None or module._parameters.get(record.sinks) is not None)
+    if module.training or _scalars(module) != record.scalars:
+        return False
+    return record.sinks is None or module._parameters.get(record.sinks) is not None
 
 
 def _attend(
@@ -149,6 +156,11 @@ def row_calls(
         template.first, template.common, template.end = seen.first, seen.common, seen.end
         yield template
     del held
+
+
+def _scalars(module: nn.Module) -> list[Any]:
+    own = module.__dict__
+    return [own.get(name) for name in SCALARS]
 
 
 def _with_weights(module: Any, record: AttentionRecord) -> tuple[AttentionCall, tuple[torch.Tensor, ...]]:
@@ -226,6 +238,7 @@ def _record(module: Any, joined: JoinedLinear) -> AttentionRecord | None:
         joined=joined,
         template=template,
         norms={name: (norm, own) for name, norm, own in zip(HEAD_NORMS, norms, records, strict=True)} if normed else {},
+        scalars=_scalars(module),
         others=tuple(name for name in module._modules if name not in known),
     )
 

@@ -17,7 +17,7 @@ from medusa_spec.prepared.attention import AttentionRecord, FastAttention, row_c
 from medusa_spec.prepared.gated_mlp import FastGatedMlp, GatedRecord
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import Function, LayerCall, LinearCall, NormCall, kernels, takes
-from medusa_spec.prepared.norm import FastNorm, NormRecord, weight_fits
+from medusa_spec.prepared.norm import FastNorm, NormRecord, still_fits
 from medusa_spec.prepared.packed_layer import FrozenPackedLinear, packed_now
 from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable, unhooked
 
@@ -83,7 +83,7 @@ def _serves(
         if part is not parts[name] or not isinstance(part, kind) or not unhooked(part):
             return False
     for name in ("input_layernorm", "post_attention_layernorm"):
-        if not weight_fits(parts[name], record.records[name], hidden.shape[-1]):
+        if not still_fits(parts[name], record.records[name], hidden.shape[-1]):
             return False
     outer, inner = parts["self_attn"], parts["mlp"]
     last = (outer._modules.get("o_proj"), inner._modules.get("down_proj"))
