@@ -9,6 +9,9 @@ from torch import nn
 from medusa_spec.prepared.kernels import NORM_STYLES, Function, kernels, readable, takes
 from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swappable, within_rounding
 
+EPSILONS = ("variance_epsilon", "eps")
+"""What modules call what is added to the mean square."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NormRecord:
@@ -18,12 +21,14 @@ class NormRecord:
         kernel: The norm kernel.
         dtype: Of inputs and weight.
         epsilon: Added to the mean square.
+        attribute: The module's name for that.
         style: Index into `NORM_STYLES`: where it rounds, and whether weights are kept as their distance from one.
     """
 
     kernel: Function
     dtype: torch.dtype
     epsilon: float
+    attribute: str
     style: int
 
 
@@ -34,7 +39,7 @@ class FastNorm(Swapped):
         """[..., width] to the same shape."""
         record: NormRecord = self.__dict__[RECORD]
         x = args[0] if len(args) == 1 and not kwargs else None
-        if x is None or not takes(x, record.dtype) or not weight_fits(self, record, x.shape[-1]):
+        if x is None or not takes(x, record.dtype) or not still_fits(self, record, x.shape[-1]):
             return super().forward(*args, **kwargs)
         x, width = x.contiguous(), x.shape[-1]
         weight: Any = self._parameters["weight"]
@@ -52,10 +57,12 @@ class FastNorm(Swapped):
         return y
 
 
-def weight_fits(module: nn.Module, record: NormRecord, width: int) -> bool:
-    """Whether the norm's weight, as it is now, is one that the kernel may read."""
+def still_fits(module: nn.Module, record: NormRecord, width: int) -> bool:
+    """Whether the norm, as it is now, has a weight that the kernel may read, and the epsilon that it had."""
     weight = module._parameters.get("weight")
-    return weight is not None and _fits(weight, record.dtype) and weight.shape == (width,)
+    if weight is None or weight.numel() != width or not _fits(weight, record.dtype):
+        return False
+    return module.__dict__.get(record.attribute) == record.epsilon
 
 
 def _fits(weight: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -65,7 +72,8 @@ def _fits(weight: torch.Tensor, dtype: torch.dtype) -> bool:
 def norm_record(module: nn.Module) -> NormRecord | None:
     """What a module computes, if it is a root-mean-square norm that a kernel knows; found by comparing results."""
     weight = module._parameters.get("weight")
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    attribute = next((name for name in EPSILONS if name in module.__dict__), "")
+    epsilon = module.__dict__.get(attribute)
     if weight is None or weight.dim() != 1 or not isinstance(epsilon, float):
         return None
     if len(module._parameters) != 1 or module._buffers or module._modules:
@@ -76,7 +84,7 @@ def norm_record(module: nn.Module) -> NormRecord | None:
     width, best = len(weight), None
     xs = [sample(5, width, dtype=weight.dtype, seed=seed, scale=scale) for seed, scale in enumerate((1e-3, 1.0, 30.0))]
     for style in range(len(NORM_STYLES)):
-        record = NormRecord(kernel=found.norm, dtype=weight.dtype, epsilon=epsilon, style=style)
+        record = NormRecord(kernel=found.norm, dtype=weight.dtype, epsilon=epsilon, attribute=attribute, style=style)
         equal = _agreement(module, record, xs)
         if equal is not None and (best is None or equal > best[0]):
             best = (equal, record)

@@ -36,8 +36,11 @@ def swap(module: nn.Module, fast: type[Swapped], record: Any) -> None:
 
 
 def swap_back(module: nn.Module) -> None:
-    """Gives a swapped module its own class back; others are left alone."""
-    if isinstance(module, Swapped):
+    """Gives a swapped module its own class back; others are left alone.
+
+    So is one whose class somebody derived anew (a parametrized weight): its forward needs the record.
+    """
+    if isinstance(module, Swapped) and "plain" in vars(type(module)):
         made: Any = module
         made.__class__ = module.plain
         made.__dict__.pop(RECORD, None)

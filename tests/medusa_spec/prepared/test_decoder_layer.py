@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import IA3Config, LNTuningConfig, LoraConfig, PeftModel, get_peft_model
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from medusa_spec import prepare as prepare_module
@@ -243,6 +244,12 @@ CHANGES = {
     "another activation": exchange(".mlp.act_fn", lambda old: nn.ReLU()),
     "doubled norm": lambda model: doubled(part(model, ".input_layernorm")),
     "doubled q norm": lambda model: doubled(part(model, ".self_attn.q_norm")),
+    "another epsilon": lambda model: setattr(part(model, ".input_layernorm"), "variance_epsilon", 0.5),
+    "another epsilon of q": lambda model: setattr(part(model, ".self_attn.q_norm"), "variance_epsilon", 0.5),
+    "another factor": lambda model: setattr(part(model, ".self_attn"), "scaling", 1.0),
+    "parametrized norm": lambda model: register_parametrization(
+        part(model, ".input_layernorm"), "weight", nn.Hardtanh()
+    ),
     "strided norm": lambda model: strided(part(model, ".input_layernorm")),
     "lora on q": lora("q_proj"),
     "lora on o": lora("o_proj"),

@@ -11,7 +11,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from medusa_spec.native.build import library
 from medusa_spec.prepared.kernels import NORM_STYLES
-from medusa_spec.prepared.norm import FastNorm, fasten_norm, norm_record, weight_fits
+from medusa_spec.prepared.norm import FastNorm, fasten_norm, norm_record, still_fits
 from medusa_spec.prepared.packed_linear import available
 from medusa_spec.prepared.swap import swap_back
 
@@ -108,13 +108,21 @@ def test_states_of_another_dtype_are_as_before(pair):
 def test_a_weight_the_kernel_cannot_read_does_not_fit(pair, dtype):
     fast, _ = pair
     record = vars(fast)["_medusa_spec_fast"]
-    assert weight_fits(fast, record, 40)
-    assert not weight_fits(fast, record, 39)
+    assert still_fits(fast, record, 40)
+    assert not still_fits(fast, record, 39)
     fast.weight.data = fast.weight.data.double()
-    assert not weight_fits(fast, record, 40)
+    assert not still_fits(fast, record, 40)
     fast.weight.data = torch.ones(80, dtype=dtype)[::2]
-    assert not weight_fits(fast, record, 40)
+    assert not still_fits(fast, record, 40)
     assert torch.isfinite(fast(torch.randn(3, 40).to(dtype))).all()
+
+
+def test_another_epsilon_counts_at_once(pair, dtype):
+    fast, plain = pair
+    for norm in pair:
+        setattr(norm, "eps" if hasattr(norm, "eps") else "variance_epsilon", 0.7)
+    x = torch.randn(3, 40).to(dtype)
+    assert torch.equal(fast(x), plain(x))
 
 
 def test_swapping_back_gives_the_plain_norm(pair, dtype):

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 
 from medusa_spec.prepared.swap import RECORD, Swapped, sample, swap, swap_back, swappable, within_rounding
 
@@ -67,6 +68,18 @@ def test_copies_and_pickles_are_of_the_plain_class(module, duplicate):
     assert type(other) is nn.LayerNorm and RECORD not in vars(other)
     assert isinstance(module, Doubled) and RECORD in vars(module)
     assert torch.equal(other.weight, module.weight)
+
+
+def test_a_parametrized_module_keeps_its_weight_when_the_rest_is_given_back(module):
+    x = torch.randn(2, 4)
+    swap(module, Doubled, 3.0)
+    register_parametrization(module, "weight", nn.Hardtanh())
+    before = module(x)
+    swap_back(module)
+    assert torch.equal(module(x), before)
+    remove_parametrizations(module, "weight")
+    swap_back(module)
+    assert type(module) is nn.LayerNorm
 
 
 def test_a_forward_of_the_instance_is_not_replaced(module):

@@ -34,6 +34,7 @@ CHANGES = {
     "forward of its own": lambda root: setattr(root[1], "forward", root[1].forward),
     "cast": lambda root: root.double(),
     "trained": lambda root: root[0][0].requires_grad_(True),
+    "given another number": lambda root: setattr(root[1], "eps", 0.1),
     "in training": lambda root: root[0][1].train(),
     "root in training": lambda root: setattr(root, "training", True),
 }
