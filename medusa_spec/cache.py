@@ -213,6 +213,13 @@ class SlabCache(Cache):
             slab is not None and keys.dtype == dtype and keys.is_cpu and keys.shape == self.layers[layer].values.shape
         )
 
+    def holds_all(self, dtype: torch.dtype) -> bool:
+        """Whether that is so at every layer."""
+        slabs = self._slabs
+        return bool(slabs) and all(
+            slab.keys.dtype == dtype and slab.keys.is_cpu and slab.keys.shape == slab.values.shape for slab in slabs
+        )
+
     def buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, [B, Hkv, capacity, D], for who writes the nodes itself: from slot `end` on."""
         return self.layers[layer].keys, self.layers[layer].values

@@ -11,6 +11,7 @@ from medusa_spec.attention import TreePass
 from medusa_spec.cache import SlabCache
 from medusa_spec.delegation import TREE_ARGUMENT
 from medusa_spec.errors import UnsupportedError
+from medusa_spec.prepared.attention import AttentionRecord
 from medusa_spec.prepared.decoder_layer import FastDecoderLayer, LayerRecord, run_layers, takes_pass
 from medusa_spec.prepared.norm import FastNorm
 from medusa_spec.prepared.swap import RECORD, Swapped, swap, swappable
@@ -68,7 +69,8 @@ def _hidden(
         return None
     hidden = modules["embed_tokens"](ids)
     angles = modules["rotary_emb"](hidden, position_ids=positions)
-    if not all(takes_pass(layer, hidden, angles, tree_pass) for layer in record.layers):
+    first = record.layers[0]
+    if not takes_pass(first, hidden, angles, tree_pass) or not tree_pass.cache.holds_all(hidden.dtype):
         return None
     return modules["norm"](run_layers(record.layers, hidden, angles, tree_pass))
 
@@ -88,8 +90,9 @@ def fasten_decoder(module: nn.Module) -> bool:
     layers = list(stack)
     if not swappable(module) or not all(isinstance(layer, FastDecoderLayer) for layer in layers):
         return False
+    kinds = {(own.joined.packed.dtype, own.template.rotary) for own in (_attention_of(layer) for layer in layers)}
     known = {"embed_tokens", "layers", "norm", "rotary_emb"}
-    if set(module._modules) != known or not isinstance(module._modules["norm"], FastNorm):
+    if len(kinds) > 1 or set(module._modules) != known or not isinstance(module._modules["norm"], FastNorm):
         return False
     parameters = inspect.signature(module.forward).parameters
     argument = "cache" if "cache" in parameters else "past_key_values"
@@ -110,6 +113,11 @@ def fasten_decoder(module: nn.Module) -> bool:
         return False
     swap(module, FastDecoder, record)
     return True
+
+
+def _attention_of(layer: nn.Module) -> AttentionRecord:
+    record: LayerRecord = layer.__dict__[RECORD]
+    return record.attention
 
 
 def _prompted(module: Any, argument: str) -> tuple[SlabCache, torch.Tensor, TreePass]:

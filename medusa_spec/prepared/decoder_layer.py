@@ -47,6 +47,7 @@ class LayerRecord:
         inner: The MLP's own record.
         parts: The four parts, by attribute.
         products: The linear layers, by field of a `LayerCall`.
+        biased: Whether any of them has a bias.
         template: A call with all sizes and the addresses of weights.
         watch: Over the layer.
     """
@@ -57,6 +58,7 @@ class LayerRecord:
     products: dict[str, JoinedLinear | FrozenPackedLinear]
     template: LayerCall
     watch: Watch
+    biased: bool
 
 
 class FastDecoderLayer(Swapped):
@@ -98,7 +100,8 @@ def run_layers(
     calls = (LayerCall * count)(*(record.template for record in records))
     for call, record in zip(calls, records, strict=True):
         point_to_sinks(call.attention, record.attention, held)
-        _point_to_biases(call, record, held)
+        if record.biased:
+            _point_to_biases(call, record, held)
     row_bytes = hidden[0].numel() * hidden.element_size()
     for row in range(hidden.shape[0]):
         for call, record in zip(calls, records, strict=True):
@@ -113,10 +116,14 @@ def run_layers(
 def _point_to_biases(call: LayerCall, record: LayerRecord, held: list[torch.Tensor]) -> None:
     """Puts the addresses of biases, as they are now and as floats, into a call; `held` gets what must outlive it."""
     for name, product in record.products.items():
-        bias = product.bias() if isinstance(product, JoinedLinear) else product.bias
+        bias = _bias(product)
         if bias is not None:
             held.append(bias.detach().float().contiguous())
             getattr(call, name).bias = held[-1].data_ptr()
+
+
+def _bias(product: JoinedLinear | FrozenPackedLinear) -> torch.Tensor | None:
+    return product.bias() if isinstance(product, JoinedLinear) else product.bias
 
 
 # --- is it what the kernel knows? -------------------------------------------------------------------------------------
@@ -147,6 +154,7 @@ def fasten_decoder_layer(module: nn.Module) -> bool:
         products=products,
         template=_template(found, own, inner, products),
         watch=Watch(module),
+        biased=any(_bias(product) is not None for product in products.values()),
     )
     swap(module, FastDecoderLayer, record)
     return True

@@ -8,7 +8,7 @@ from torch import nn
 from medusa_spec.prepared.kernels import takes
 from medusa_spec.prepared.packed_linear import PackedLinear, unpack
 
-WATCHED = 1024
+WATCHED = 256
 """Elements of a kept dense weight that are compared at every call; see `KeptDenseLinear`."""
 
 

@@ -1,10 +1,16 @@
 """Notices when modules are no longer what they were when a kernel was found to do their work. Knows no kernels."""
 
+from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks as _everywhere
 from torch.nn.modules.module import _global_forward_pre_hooks as _everywhere_before
+
+_trains = attrgetter("requires_grad")
 
 
 class Watch:
@@ -13,42 +19,53 @@ class Watch:
     A kernel that does the work of many modules passes by hooks, adapters put in front of a layer, layers that were
     exchanged, cast or trained. What is written into a weight in place is not watched: kernels read it where it is.
 
+    It is asked before every pass, of hundreds of modules: comparisons run over flat lists, without Python in between.
+
     Args:
         root: The module. Hooks of its own are left to whoever calls it.
     """
 
     def __init__(self, root: nn.Module) -> None:
         self.root = root
-        self.parents: list[tuple[dict[str, Any], int]] = []
-        self.parts: list[tuple[dict[str, Any], str, nn.Module, type[nn.Module]]] = []
-        self.weights: list[tuple[dict[str, Any], str, Any, int]] = []
-        self.numbers: list[tuple[dict[str, Any], str, float]] = []
-        for parent in root.modules():
-            self.parents.append((parent._modules, len(parent._modules)))
-            self.parts += [(parent._modules, name, part, type(part)) for name, part in parent.named_children()]
-            own = vars(parent)
-            self.numbers += [(own, name, value) for name, value in own.items() if isinstance(value, float)]
-            for name, weight in parent._parameters.items():
-                self.weights.append((parent._parameters, name, weight, 0 if weight is None else weight.data_ptr()))
+        modules = list(root.modules())
+        parts = modules[1:]
+        self.states = [vars(module) for module in modules]
+        self.listeners = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self.listeners += [_everywhere, _everywhere_before]
+        self.modules = _Contents(module._modules for module in modules)
+        self.kinds = [type(part) for part in self.modules.known]
+        self.parameters = _Contents(module._parameters for module in modules)
+        self.weights = [weight for weight in self.parameters.known if weight is not None]
+        self.places = [weight.data_ptr() for weight in self.weights]
+        self.numbers = [
+            (state, name, value) for state in self.states for name, value in state.items() if isinstance(value, float)
+        ]
 
     def holds(self) -> bool:
         """Whether all is as it was."""
-        if _everywhere or _everywhere_before or self.root.training:
+        return (
+            not any(self.listeners)
+            and self.modules.same()
+            and self.parameters.same()
+            and list(map(type, self.modules.known)) == self.kinds
+            and list(map(torch.Tensor.data_ptr, self.weights)) == self.places
+            and not any(map(_trains, self.weights))
+            and not any(state["training"] or "forward" in state for state in self.states[1:])
+            and not self.root.training
+            and all(state.get(name) == value for state, name, value in self.numbers)
+        )
+
+
+class _Contents:
+    """The values of many dicts, as they were."""
+
+    def __init__(self, dicts: Iterable[dict[str, Any]]) -> None:
+        self.dicts = list(dicts)
+        self.sizes = list(map(len, self.dicts))
+        self.known = [value for part in self.dicts for value in part.values()]
+
+    def same(self) -> bool:
+        """Whether they hold the very same objects."""
+        if list(map(len, self.dicts)) != self.sizes:
             return False
-        for parts, count in self.parents:
-            if len(parts) != count:
-                return False
-        for parts, name, part, kind in self.parts:
-            if parts.get(name) is not part or part.__class__ is not kind or "forward" in part.__dict__:
-                return False
-            if part._forward_hooks or part._forward_pre_hooks or part.training:
-                return False
-        for own, name, value in self.numbers:
-            if own.get(name) != value:
-                return False
-        for weights, name, weight, place in self.weights:
-            if weights.get(name) is not weight:
-                return False
-            if weight is not None and (weight.data_ptr() != place or weight.requires_grad):
-                return False
-        return True
+        return all(map(is_, chain.from_iterable(map(dict.values, self.dicts)), self.known))
