@@ -14,7 +14,7 @@ from medusa_spec.errors import ConfigError
 from medusa_spec.prepared.choice import most_likely
 from medusa_spec.tree import TreeShape, chain, shape_of
 
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 42, 56, 64)
 """Pass sizes N that are timed."""
 
 
