@@ -125,6 +125,6 @@ class PackedLinear:
 def fast_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """The fastest linear with these frozen weights here: packed where the kernel serves, else torch's."""
     if available(weight.dtype) and weight.device.type == "cpu":
-        packed = PackedLinear(weight)
-        return lambda x: packed(x, bias)
+        packed, wide = PackedLinear(weight), None if bias is None else bias.detach().float()
+        return lambda x: packed(x, wide)
     return lambda x: torch.nn.functional.linear(x, weight, bias)
