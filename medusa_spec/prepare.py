@@ -12,7 +12,7 @@ from torch import nn
 
 from medusa_spec.native.build import library
 from medusa_spec.prepared import attention, gated_mlp
-from medusa_spec.prepared.decoder import fasten_decoder
+from medusa_spec.prepared.decoder import FastDecoder, fasten_decoder
 from medusa_spec.prepared.decoder_layer import fasten_decoder_layer
 from medusa_spec.prepared.joined import JoinedLinear, pack_together
 from medusa_spec.prepared.kernels import COLUMNS, ELEMENTS
@@ -100,10 +100,16 @@ def prepare(model: nn.Module, lm_head: nn.Module | None = None) -> Prepared:
             raise
     prepared.reason = (
         f"{len(layers)} linear layers packed, {gain:.1f} x torch's linear at 1 to 16 rows; "
-        f"{len(prepared.modules)} norms, MLPs, attention and decoder layers in one kernel each; "
-        f"{prepared.extra_bytes / 2**20:.0f} MiB more memory"
+        f"{len(prepared.modules)} norms, MLPs, attention and decoder layers in one kernel each, "
+        f"{_passes(prepared.modules)}; {prepared.extra_bytes / 2**20:.0f} MiB more memory"
     )
     return prepared
+
+
+def _passes(modules: list[nn.Module]) -> str:
+    if any(isinstance(module, FastDecoder) for module in modules):
+        return "tree passes in one call and bit-equal to one-token passes"
+    return "tree passes module by module"
 
 
 @contextmanager
@@ -134,12 +140,18 @@ def _prepare(model: nn.Module, lm_head: nn.Module | None, prepared: Prepared) ->
     packed = [pack_together(group, memory.take(group)) for _, _, group in joined]
     for layer in apart:
         prepared.extra_bytes += pack_layer(layer, keep_dense=id(layer) in shared, into=memory.take([layer]))
-    prepared.modules += [module for module in model.modules() if fasten_norm(module)]
+    _fasten(model, fasten_norm, prepared)
     for (module, names, _), weights in zip(joined, packed, strict=True):
         if JOINED[names](module, JoinedLinear(module, names, weights)):
             prepared.modules.append(module)
-    prepared.modules += [module for module in model.modules() if fasten_decoder_layer(module)]
-    prepared.modules += [module for module in model.modules() if fasten_decoder(module)]
+    _fasten(model, fasten_decoder_layer, prepared)
+    _fasten(model, fasten_decoder, prepared)
+
+
+def _fasten(model: nn.Module, fasten: Callable[[nn.Module], bool], prepared: Prepared) -> None:
+    for module in model.modules():
+        if fasten(module):
+            prepared.modules.append(module)  # at once: whatever interrupts, it can be given back
 
 
 def _packable(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -55,6 +55,24 @@ def test_packaged_heads_accept_on_the_model_as_it_ships(real_model_path, tokeniz
     assert min(mu) > 0.3
 
 
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_in_bfloat16_trees_give_what_plain_decoding_gives_with_no_excuse(real_model_path, tokenizer, sampled):
+    """A tree pass of the prepared target has the bits of one-token passes, so rounding has nothing to tip."""
+    model = MedusaModel.from_pretrained(real_model_path, heads="smollm2-135m", dtype=torch.bfloat16)
+    if not model.backbone.reads_chains:
+        pytest.skip(f"not prepared as a whole on this machine: {model.prepared.reason}")
+    settings = {"max_new_tokens": 64, "do_sample": sampled, **({"temperature": 0.8} if sampled else {})}
+    accepted = 0
+    for prompt in read_prompts(packaged_prompts())[::10]:
+        texts = []
+        for draft_nodes in (0, 3, 13, None):
+            torch.manual_seed(5)
+            texts.append(model.generate(**encode(tokenizer, prompt.messages), draft_nodes=draft_nodes, **settings))
+            accepted += model.last_stats.accepted
+        assert all(torch.equal(text, texts[0]) for text in texts), prompt.category
+    assert accepted > 100
+
+
 def test_the_same_seed_gives_the_same_text_as_plain_sampling(real_model_path, tokenizer):
     model = MedusaModel.from_pretrained(real_model_path, heads="smollm2-135m", dtype=torch.float32)
     inputs = encode(tokenizer, read_prompts(packaged_prompts(), limit=1)[0].messages)

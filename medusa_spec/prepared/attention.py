@@ -26,9 +26,6 @@ NAMES = ("q_proj", "k_proj", "v_proj")
 HEAD_NORMS = ("q_norm", "k_norm")
 """Attributes of norms over each head, where there are some."""
 
-SCALARS = ("scaling", "attn_logit_softcapping")
-"""Attributes of numbers that a layer hands over with its states."""
-
 RECORDING = "medusa_spec.recording"
 """Name of the attention function that records what a layer hands over; used only while a layer is looked at."""
 
