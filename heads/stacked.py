@@ -48,7 +48,8 @@ class StackedMedusaHeads:
         blocks = [[head.blocks[layer].linear for head in modules] for layer in range(config.num_layers)]
         self.weights = [stack([linear.weight for linear in layer]) for layer in blocks]  # each [K, H, H]
         self.biases = [stack([linear.bias for linear in layer]) for layer in blocks]  # each [K, H]
-        self._first = linear(self.weights[0].view(-1, self.hidden_size), self.biases[0].view(-1))
+        self._linear = linear
+        self._first: dict[int, Linear] = {}
         self._lm_head = linear(self.projection.weight, self.projection.bias)
         self.own = self.own_bias = self.down = self.up = None
         if config.lm_head == "own":
@@ -59,21 +60,26 @@ class StackedMedusaHeads:
             self.down = stack([head.down.weight for head in modules])  # [K, r, H]
             self.up = stack([head.up.weight for head in modules])  # [K, Vd, r]
 
-    def features(self, h: torch.Tensor) -> torch.Tensor:
-        """h [H] to the heads' features [K, H]."""
-        z = h + torch.nn.functional.silu(self._first(h).view(self.num_heads, -1))
+    def features(self, h: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        """h [H] to the features of the first `count` heads [count, H]; None asks for all K."""
+        count = self.num_heads if count is None else count
+        if count not in self._first:
+            weight, bias = self.weights[0][:count], self.biases[0][:count]
+            self._first[count] = self._linear(weight.reshape(-1, self.hidden_size), bias.reshape(-1))
+        z = h + torch.nn.functional.silu(self._first[count](h).view(count, -1))
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
-            z = z + torch.nn.functional.silu(torch.bmm(weight, z.unsqueeze(-1)).squeeze(-1) + bias)
+            z = z + torch.nn.functional.silu(torch.bmm(weight[:count], z.unsqueeze(-1)).squeeze(-1) + bias[:count])
         return z
 
     @torch.inference_mode()
-    def __call__(self, h: torch.Tensor) -> torch.Tensor:
-        """h [H] to draft logits [K, draft vocabulary] in the compute dtype."""
-        z = self.features(h)
+    def __call__(self, h: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        """h [H] to draft logits [count, draft vocabulary] in the compute dtype, of the first `count` heads or all."""
+        z = self.features(h, count)
         if self.own is not None:
-            raw = torch.bmm(self.own, z.unsqueeze(-1)).squeeze(-1)
-            return self.projection.finish(raw if self.own_bias is None else raw + self.own_bias)
+            raw = torch.bmm(self.own[: len(z)], z.unsqueeze(-1)).squeeze(-1)
+            return self.projection.finish(raw if self.own_bias is None else raw + self.own_bias[: len(z)])
         raw = self._lm_head(z)
         if self.up is not None and self.down is not None:
-            raw = raw + torch.bmm(self.up, torch.bmm(self.down, z.unsqueeze(-1))).squeeze(-1)
+            low = torch.bmm(self.down[: len(z)], z.unsqueeze(-1))
+            raw = raw + torch.bmm(self.up[: len(z)], low).squeeze(-1)
         return self.projection.finish(raw)

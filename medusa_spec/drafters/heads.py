@@ -98,7 +98,7 @@ class HeadsDrafter(Drafter):
             return guess_levels(self.stacked, template, h, root, self.draft_ids)
         if template not in self._slots:
             self._slots[template] = template.slots().to(h.device)
-        logits = self.stacked(h)[: template.depth].float()  # top-k in bfloat16 is slow on CPUs
+        logits = self.stacked(h, template.depth).float()  # top-k in bfloat16 is slow on CPUs
         table = logits.topk(template.width, dim=-1).indices.flatten()[self._slots[template]]
         return table if self.draft_ids is None else self.draft_ids[table]
 

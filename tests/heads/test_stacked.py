@@ -64,3 +64,11 @@ def test_stacked_heads_compute_in_the_dtype_asked_for() -> None:
     logits = stacked(h)
     assert logits.dtype == torch.float32 and logits.shape == (3, V)
     assert torch.allclose(logits.double(), heads(h.double()), atol=1e-5)
+
+
+@pytest.mark.parametrize("lm_head", LM_HEADS)
+def test_the_first_heads_alone_guess_as_they_do_among_all(lm_head: str) -> None:
+    stacked = StackedMedusaHeads(trained(lm_head, layers=2, draft=True), dtype=torch.float64, device=CPU)
+    h = torch.randn(H, dtype=torch.float64)
+    for count in (1, 2, 3):
+        torch.testing.assert_close(stacked(h, count), stacked(h)[:count])
