@@ -21,8 +21,8 @@ from medusa_spec.finetune.trainer import train_heads
 from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent
 
 _DEPENDS_ON = (
-    "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate weight_decay "
-    "warmup max_grad_norm depth_decay save_steps seed"
+    "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate "
+    "weight_decay warmup max_grad_norm depth_decay save_steps seed"
 ).split()
 
 
@@ -115,7 +115,8 @@ def check_loaded(heads: DraftHeads, stored: dict[str, torch.Tensor], name: str) 
         expected, got = float(stored[key].float().norm()), float(tensor.float().norm())
         if abs(expected - got) > 1e-3 * max(expected, 1e-6):
             raise CheckpointError(f"{key} of {name!r} must have norm {expected:.6g} as on disk, got {got:.6g}")
-    if all(float(p.detach().norm()) == 0 for key, p in heads.named_parameters() if ".blocks." in key or ".first." in key):
+    blocks = [p for key, p in heads.named_parameters() if ".blocks." in key or ".first." in key]
+    if all(float(p.detach().norm()) == 0 for p in blocks):
         raise CheckpointError(f"init_from must name trained heads, but all blocks of {name!r} are zero")
 
 

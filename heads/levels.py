@@ -1,4 +1,4 @@
-"""Sequential heads made fast for decoding, level by level. Same guesses as the modules, no gradients; knows no trees."""
+"""Sequential heads made fast for decoding, level by level. Same guesses as the modules; knows no trees."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -37,8 +37,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
 
     Args:
         model: A Hugging Face causal LM, loaded any way: quantised, sharded, with a PEFT adapter active.
-        heads: Trained heads: `DraftHeads` of any family, or what `load_heads` takes. None makes untrained Medusa heads, which begin
-            as the target's own LM head, unless the drafter needs none.
+        heads: Trained heads: `DraftHeads` of any family, or what `load_heads` takes. None makes untrained Medusa heads,
+            which begin as the target's own LM head, unless the drafter needs none.
         drafter: `"heads"`, `"ngram"` (needs no training) or a `Drafter` of your own.
         tree: Template for the heads; None takes the one saved with them.
         probe: Check on attaching that tree passes of this model are exact; off only if you have just seen it pass.
@@ -145,7 +145,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
             )
         elif heads is not None and not isinstance(heads, DraftHeads):
             raise ConfigError(
-                f"heads must be DraftHeads (MedusaHeads, for instance), a folder, a hub id or a packaged name, got {type(heads).__name__}"
+                f"heads must be DraftHeads, a folder, a hub id or a packaged name, got {type(heads).__name__}"
             )
         return heads
 

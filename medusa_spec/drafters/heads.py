@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft
-from medusa_spec.errors import ConfigError
 from medusa_spec.drafters.levels import guess_levels
+from medusa_spec.errors import ConfigError
 from medusa_spec.heads import LEVELS, DraftHeads, LevelHeads, MedusaHeads, StackedMedusaHeads
 from medusa_spec.prepared.packed_linear import fast_linear
 from medusa_spec.tree import PathValues, TokenTree, TreeTemplate, best_tree
@@ -108,9 +108,7 @@ class HeadsDrafter(Drafter):
             self._stack(h.dtype, h.device)
 
 
-def decoding_form(
-    heads: DraftHeads, *, dtype: torch.dtype, device: torch.device
-) -> StackedMedusaHeads | LevelHeads:
+def decoding_form(heads: DraftHeads, *, dtype: torch.dtype, device: torch.device) -> StackedMedusaHeads | LevelHeads:
     """A frozen copy of heads made for decoding, on the fastest linear layers that are here."""
     if heads.sequential:
         return LEVELS[heads.config.kind](heads, dtype=dtype, device=device, linear=fast_linear)

@@ -12,9 +12,7 @@ H, V = 8, 20
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("lm_head", LM_HEADS)
 def test_operands_give_the_logits(lm_head, bias):
-    projection = Projection(
-        weight=torch.randn(V, H), bias=torch.randn(V) if bias else None, scale=0.3, softcap=5.0
-    )
+    projection = Projection(weight=torch.randn(V, H), bias=torch.randn(V) if bias else None, scale=0.3, softcap=5.0)
     head = Head(HeadsConfig(hidden_size=H, vocab_size=V, lm_head=lm_head, rank=4), projection)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter)
