@@ -11,6 +11,7 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import save_heads
 from medusa_spec.config import MedusaConfig
 from medusa_spec.cost import SIZES, best_size, measure_pass_times
+from medusa_spec.drafters import HeadsDrafter
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.ranks import accuracy, complete_rows, measure_ranks
@@ -18,13 +19,15 @@ from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
 from medusa_spec.finetune.trained import TrainedHeads
-from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
+from medusa_spec.heads import DraftHeads
 from medusa_spec.prepare import prepare
-from medusa_spec.prepared.packed_linear import fast_linear
-from medusa_spec.tree import PathValues, best_tree, count_paths, expected_accepted
+from medusa_spec.tree import PathValues, TreeTemplate, best_tree, count_paths, expected_accepted
 
 PREFIX = 256
 """Tokens before the pass whose time is measured: a usual chat."""
+
+USUAL_SIZE = 7
+"""Draft nodes of the tree whose drafting is timed: sequential heads pay by its depth, which hardly grows beyond."""
 
 SHOWN_SIZES = (1, 3, 7, 15, 31, 63)
 """Tree sizes, in draft nodes, that the record lists."""
@@ -58,7 +61,7 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     size = config.tree_size
     if size is None:
         target.for_decoding()
-        size, times = choose_size(expected, heads, target.backbone)
+        size, times = choose_size(values, expected, heads, target.backbone)
     size = min(size, len(expected) - 1)
     result |= {"tree_size": size, "pass_seconds": {str(n): seconds for n, seconds in times.items()}}
     medusa_config = MedusaConfig(
@@ -76,7 +79,7 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     return result
 
 
-def count(config: FinetuneConfig, heads: MedusaHeads) -> tuple[PathValues, dict[str, Any]]:
+def count(config: FinetuneConfig, heads: DraftHeads) -> tuple[PathValues, dict[str, Any]]:
     """Counts rank paths on the held-out states.
 
     Returns:
@@ -90,10 +93,13 @@ def count(config: FinetuneConfig, heads: MedusaHeads) -> tuple[PathValues, dict[
     return count_paths(ranks, width=width), record
 
 
-def choose_size(expected: list[float], heads: MedusaHeads, backbone: Backbone) -> tuple[int, dict[int, float]]:
+def choose_size(
+    values: PathValues, expected: list[float], heads: DraftHeads, backbone: Backbone
+) -> tuple[int, dict[int, float]]:
     """The tree size that gains most per second on this machine.
 
     Args:
+        values: Counts, from which the tree comes whose drafting is timed.
         expected: μ of the best tree of 0, 1, 2, ... draft nodes.
         heads: Their time is paid by every drafted pass.
         backbone: The target, whose pass times are measured.
@@ -107,18 +113,19 @@ def choose_size(expected: list[float], heads: MedusaHeads, backbone: Backbone) -
         times = measure_pass_times(backbone, sizes, PREFIX)
     finally:
         prepared.undo()
-    return best_size(expected, times, extra=draft_seconds(heads, backbone)), times
+    usual = best_tree(values, min(USUAL_SIZE, len(expected) - 1))
+    return best_size(expected, times, extra=draft_seconds(heads, backbone, usual)), times
 
 
-def draft_seconds(heads: MedusaHeads, backbone: Backbone, *, width: int = 10, repeats: int = 20) -> float:
-    """Median seconds of one draft: all heads on one h, and their first `width` guesses on the host."""
+def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, repeats: int = 20) -> float:
+    """Median seconds of one draft of a tree."""
     device = heads.projection.weight.device
-    stacked = StackedMedusaHeads(heads, dtype=backbone.dtype, device=device, linear=fast_linear)
+    drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=device)
     h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=device)
-    seconds = []
+    session, seconds = drafter.begin([]), []
     for _ in range(repeats):
         began = time.perf_counter()
-        stacked(h).float().topk(min(width, heads.config.num_draft_tokens)).indices.tolist()
+        session.draft(0, h, None)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 

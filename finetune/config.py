@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.heads.config import LM_HEADS, HeadsConfig
+from medusa_spec.heads.config import KINDS, LM_HEADS, HeadsConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 SELF = "self"
@@ -29,8 +29,9 @@ class FinetuneConfig:
         sources: Keep only records whose `source` field is one of these; None keeps all.
         max_length: Tokens after which a conversation is cut.
         held_out: Share of the conversations kept from training, for calibration and report.
+        kind: Family of heads, as in `HeadsConfig`.
         num_heads: K.
-        num_layers: Residual blocks per head.
+        num_layers: Blocks per head.
         lm_head: `shared`, `own` or `low_rank`, as in `HeadsConfig`.
         rank: Rank of `low_rank`.
         draft_vocab_size: Tokens that heads can guess, the most frequent of the answers; None means all.
@@ -71,6 +72,7 @@ class FinetuneConfig:
     sources: tuple[str, ...] | None = None
     max_length: int = 1024
     held_out: float = 0.02
+    kind: str = "medusa"
     num_heads: int = 4
     num_layers: int = 1
     lm_head: Literal["shared", "own", "low_rank"] = "shared"
@@ -117,6 +119,8 @@ class FinetuneConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be an integer of {least} or more, or None, got {value!r}")
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.lm_head not in LM_HEADS:
             raise ConfigError(f"lm_head must be one of {', '.join(LM_HEADS)}, got {self.lm_head!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:
@@ -138,6 +142,7 @@ class FinetuneConfig:
         return HeadsConfig(
             hidden_size=hidden_size,
             vocab_size=vocab_size,
+            kind=self.kind,
             num_heads=self.num_heads,
             num_layers=self.num_layers,
             lm_head=self.lm_head,

@@ -18,11 +18,11 @@ from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.finetune.trainer import train_heads
-from medusa_spec.heads import HeadsConfig, MedusaHeads, coverage, most_frequent
+from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent
 
 _DEPENDS_ON = (
-    "num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate weight_decay "
-    "warmup max_grad_norm depth_decay save_steps seed"
+    "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate "
+    "weight_decay warmup max_grad_norm depth_decay save_steps seed"
 ).split()
 
 
@@ -70,7 +70,7 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
 
 def start_heads(
     config: FinetuneConfig, backbone: Backbone, counts: torch.Tensor, eos_ids: frozenset[int]
-) -> MedusaHeads:
+) -> DraftHeads:
     """Heads to begin with, in float32: the identity start, or trained ones.
 
     Args:
@@ -88,12 +88,13 @@ def start_heads(
         ids = most_frequent(counts, sizes.draft_vocab_size, always=always)
     projection = backbone.projection().rows(ids).to(torch.float32)
     torch.manual_seed(config.seed)  # `low_rank` draws its `down`
-    return MedusaHeads(sizes, projection, ids).float().to(projection.weight.device)
+    embedding = backbone.embedding().to(torch.float32, projection.weight.device)
+    return make_heads(sizes, projection, ids, embedding).float().to(projection.weight.device)
 
 
-def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> MedusaHeads:
+def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> DraftHeads:
     heads, _ = load_heads(name, backbone, dtype=torch.float32)
-    fixed = ("num_heads", "num_layers", "lm_head", *(["rank"] if sizes.lm_head == "low_rank" else []))
+    fixed = ("kind", "num_heads", "num_layers", "lm_head", *(["rank"] if sizes.lm_head == "low_rank" else []))
     for key in fixed:
         ours, theirs = getattr(sizes, key), getattr(heads.config, key)
         if ours != theirs:
@@ -104,7 +105,7 @@ def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> MedusaHea
     return heads.train()
 
 
-def check_loaded(heads: MedusaHeads, stored: dict[str, torch.Tensor], name: str) -> None:
+def check_loaded(heads: DraftHeads, stored: dict[str, torch.Tensor], name: str) -> None:
     """Compares norms with those on disk: training on from heads must not silently begin with fresh ones.
 
     Raises:
@@ -114,11 +115,12 @@ def check_loaded(heads: MedusaHeads, stored: dict[str, torch.Tensor], name: str)
         expected, got = float(stored[key].float().norm()), float(tensor.float().norm())
         if abs(expected - got) > 1e-3 * max(expected, 1e-6):
             raise CheckpointError(f"{key} of {name!r} must have norm {expected:.6g} as on disk, got {got:.6g}")
-    if all(float(p.detach().norm()) == 0 for key, p in heads.named_parameters() if ".blocks." in key):
+    blocks = [p for key, p in heads.named_parameters() if ".blocks." in key or ".first." in key]
+    if all(float(p.detach().norm()) == 0 for p in blocks):
         raise CheckpointError(f"init_from must name trained heads, but all blocks of {name!r} are zero")
 
 
-def check_trained(start: dict[str, torch.Tensor], heads: MedusaHeads) -> None:
+def check_trained(start: dict[str, torch.Tensor], heads: DraftHeads) -> None:
     """Every head has moved, and no tensor is empty.
 
     Raises:
@@ -137,7 +139,7 @@ def check_trained(start: dict[str, torch.Tensor], heads: MedusaHeads) -> None:
         )
 
 
-def load_trained(config: FinetuneConfig, backbone: Backbone) -> MedusaHeads:
+def load_trained(config: FinetuneConfig, backbone: Backbone) -> DraftHeads:
     """The heads of a finished train stage, in float32 but rounded to bfloat16, as they will be used."""
     output = Path(config.output)
     sizes = HeadsConfig.from_dict(stages.read_done(output, "train")["result"]["heads"])
@@ -146,7 +148,8 @@ def load_trained(config: FinetuneConfig, backbone: Backbone) -> MedusaHeads:
         key: tensor if key == "draft_ids" else tensor.to(torch.bfloat16).float() for key, tensor in state.items()
     }
     ids = rounded.get("draft_ids")
-    heads = MedusaHeads(sizes, backbone.projection().rows(ids).to(torch.float32), ids)
+    projection = backbone.projection().rows(ids).to(torch.float32)
+    heads = make_heads(sizes, projection, ids, backbone.embedding().to(torch.float32, projection.weight.device))
     heads.load_state_dict(rounded)
     return heads.to(heads.projection.weight.device).requires_grad_(False).eval()
 

@@ -6,9 +6,7 @@ import torch
 from torch import nn
 
 from medusa_spec.finetune.losses import depth_weights, linear_cross_entropy
-from medusa_spec.heads import MedusaHeads, index_of
-from medusa_spec.heads.block import ResidualBlock
-from medusa_spec.heads.medusa import MedusaHead
+from medusa_spec.heads import DraftHeads, Head, index_of
 
 
 class TrainedHeads(nn.Module):
@@ -22,7 +20,7 @@ class TrainedHeads(nn.Module):
     inverse: torch.Tensor
     weights: torch.Tensor
 
-    def __init__(self, heads: MedusaHeads, *, depth_decay: float) -> None:
+    def __init__(self, heads: DraftHeads, *, depth_decay: float) -> None:
         super().__init__()
         self.heads = heads
         vocab = heads.config.vocab_size
@@ -41,22 +39,14 @@ class TrainedHeads(nn.Module):
             Int64 [T, K]; -1 where a head has no target or cannot guess it.
         """
         truth = targets[:, 1:].to(torch.int64)
-        return torch.where(truth >= 0, self.inverse[truth.clamp_min(0)], -1)
+        known = truth >= 0
+        if self.heads.sequential:  # whose heads read all tokens before the one they guess
+            known &= (targets[:, :-1] >= 0).cummin(dim=1).values
+        return torch.where(known, self.inverse[truth.clamp_min(0)], -1)
 
-    def features(self, h: torch.Tensor) -> list[torch.Tensor]:
-        """K features [T, H]; the heads' first blocks read the same h, so they pass as one product."""
-        blocks = [[cast(ResidualBlock, b) for b in cast(MedusaHead, head).blocks] for head in self.heads.heads]
-        first = [own[0].linear for own in blocks]
-        weight = torch.cat([linear.weight for linear in first])
-        bias = torch.cat([linear.bias for linear in first])
-        parts = nn.functional.linear(h, weight, bias).chunk(len(first), dim=1)
-        features = []
-        for own, part in zip(blocks, parts, strict=True):
-            z = h + nn.functional.silu(part)
-            for block in own[1:]:
-                z = block(z)
-            features.append(z)
-        return features
+    def features(self, h: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+        """K features [T, H] of the heads, given the true tokens before the ones they guess."""
+        return self.heads.features(h, targets[:, :-1].to(torch.int64).clamp_min(0))
 
     def forward(self, h: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
         """Losses at the positions of a batch.
@@ -70,27 +60,10 @@ class TrainedHeads(nn.Module):
         """
         h = h.to(self.weights.dtype)
         indices = self.indices(targets)
-        losses = torch.stack([self._loss(k, z, indices[:, k]) for k, z in enumerate(self.features(h))])
+        losses = torch.stack([self._loss(k, z, indices[:, k]) for k, z in enumerate(self.features(h, targets))])
         return {"loss": (self.weights * losses).sum(), "losses": losses.detach()}
 
     def _loss(self, k: int, z: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         projection = self.heads.projection
-        z, weight, bias = lm_head_operands(self.heads.heads[k], z, projection.weight, projection.bias)
+        z, weight, bias = cast(Head, self.heads.heads[k]).operands(z, projection)
         return linear_cross_entropy(z, weight, bias, index, scale=projection.scale, softcap=projection.softcap)
-
-
-def lm_head_operands(
-    head: nn.Module, z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """What a head's LM head multiplies, as one product whatever its kind.
-
-    ```
-    shared    z, W            own    z, W_head            low rank    [z, z D^T], [W, U]
-    ```
-    """
-    assert isinstance(head, MedusaHead)
-    if hasattr(head, "lm_head"):
-        return z, head.lm_head.weight, head.lm_head.bias
-    if hasattr(head, "up"):
-        return torch.cat([z, head.down(z)], dim=1), torch.cat([weight, head.up.weight], dim=1), bias
-    return z, weight, bias

@@ -1,19 +1,33 @@
 """Heads: from the target's hidden state to draft logits. One family a file."""
 
+from medusa_spec.heads.base import DraftHeads as DraftHeads
 from medusa_spec.heads.config import HeadsConfig as HeadsConfig
 from medusa_spec.heads.draft_vocabulary import coverage as coverage
 from medusa_spec.heads.draft_vocabulary import index_of as index_of
 from medusa_spec.heads.draft_vocabulary import most_frequent as most_frequent
+from medusa_spec.heads.embedding import TokenEmbedding as TokenEmbedding
+from medusa_spec.heads.families import make_heads as make_heads
+from medusa_spec.heads.head import Head as Head
+from medusa_spec.heads.hydra import HydraHeads as HydraHeads
+from medusa_spec.heads.levels import LEVELS as LEVELS
+from medusa_spec.heads.levels import LevelHeads as LevelHeads
 from medusa_spec.heads.medusa import MedusaHeads as MedusaHeads
 from medusa_spec.heads.projection import Projection as Projection
 from medusa_spec.heads.stacked import StackedMedusaHeads as StackedMedusaHeads
 
 __all__ = [
+    "LEVELS",
+    "DraftHeads",
+    "Head",
     "HeadsConfig",
+    "HydraHeads",
+    "LevelHeads",
     "MedusaHeads",
     "Projection",
     "StackedMedusaHeads",
+    "TokenEmbedding",
     "coverage",
     "index_of",
+    "make_heads",
     "most_frequent",
 ]

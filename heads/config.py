@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 LMHead = Literal["shared", "own", "low_rank"]
-KINDS = ("medusa",)
+KINDS = ("medusa", "hydra")
 LM_HEADS: tuple[LMHead, ...] = ("shared", "own", "low_rank")
 
 
@@ -17,7 +17,7 @@ class HeadsConfig:
         vocab_size: V of the target.
         kind: Family of heads.
         num_heads: K; head k guesses the token k + 1 places after the one that the target has just chosen.
-        num_layers: Residual blocks per head.
+        num_layers: Blocks per head.
         lm_head: `shared`, the target's own rows; `own`, a trained copy per head; `low_rank`, the target's rows plus
             a trained product of rank `rank` per head.
         rank: Rank of that product; used by `low_rank` only.

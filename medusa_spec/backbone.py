@@ -18,7 +18,7 @@ from medusa_spec.cache import SlabCache
 from medusa_spec.capture import CutError, capture_input, capturing
 from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, Pass, attach, register
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
-from medusa_spec.heads import Projection
+from medusa_spec.heads import Projection, TokenEmbedding
 from medusa_spec.prepared.decoder import FastDecoder
 
 _attached: "WeakKeyDictionary[nn.Module, ref[Backbone]]" = WeakKeyDictionary()
@@ -331,6 +331,16 @@ class Backbone:
             weight, bias = self.lm_head.weight.detach()[: self.vocab_size], self.lm_head.bias
             bias = None if bias is None else bias.detach()[: self.vocab_size]
         return Projection(weight=weight, bias=bias, scale=scale, softcap=softcap)
+
+    def embedding(self) -> TokenEmbedding:
+        """The input embeddings as sequential heads read them, with the factor that the model puts on them."""
+        module: Any = self.model.get_input_embeddings()
+        with align_module_device(module):
+            weight = module.weight.detach()
+            ids = torch.arange(min(8, weight.shape[0]), device=weight.device)
+            raw, vectors = weight[ids].double(), module(ids).detach().double()
+        scale = float((vectors * raw).sum() / (raw * raw).sum().clamp_min(1e-30))
+        return TokenEmbedding(weight=weight, scale=scale if abs(scale - 1.0) > 0.01 else 1.0)
 
     def _post_processing(self) -> tuple[float, float | None]:
         """(scale, softcap) between the LM head's output and the model's logits, read off a pass and checked.

@@ -15,7 +15,7 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.config import MedusaConfig
 from medusa_spec.errors import CheckpointError
 from medusa_spec.files import write_tensors, write_text
-from medusa_spec.heads import MedusaHeads
+from medusa_spec.heads import DraftHeads, make_heads
 
 CONFIG_NAME = "medusa_config.json"
 WEIGHTS_NAME = "heads.safetensors"
@@ -87,7 +87,7 @@ def read_config(folder: str | os.PathLike[str]) -> MedusaConfig:
 
 def save_heads(
     folder: str | os.PathLike[str],
-    heads: MedusaHeads,
+    heads: DraftHeads,
     config: MedusaConfig,
     model_card: str | None = None,
     *,
@@ -128,7 +128,7 @@ def load_heads(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
-) -> tuple[MedusaHeads, MedusaConfig]:
+) -> tuple[DraftHeads, MedusaConfig]:
     """Loads heads for a target, strictly.
 
     Args:
@@ -157,12 +157,15 @@ def load_heads(
     _check_draft_ids(folder, draft_ids, config.heads.draft_vocab_size, backbone.vocab_size)
     dtype, device = dtype or backbone.dtype, device or backbone.head_device
     try:
-        heads = MedusaHeads(config.heads, backbone.projection().rows(draft_ids), draft_ids)
+        embedding = backbone.embedding()
+        heads = make_heads(config.heads, backbone.projection().rows(draft_ids), draft_ids, embedding)
     except ValueError as error:
         raise CheckpointError(f"{folder / WEIGHTS_NAME} does not fit {CONFIG_NAME}: {error}") from error
     _check_tensors(folder, heads.state_dict(), state)
     heads.to(device=device, dtype=dtype).load_state_dict(state)
     heads.projection = heads.projection.to(dtype)
+    if heads.embedding is not None:
+        heads.embedding = heads.embedding.to(dtype, device)
     if config.lm_head_hash is not None and config.lm_head_hash != backbone.lm_head_hash():
         warnings.warn(
             f"the heads in {folder} were trained on {config.base_model_name_or_path} with another LM head than this "

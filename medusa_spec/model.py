@@ -15,7 +15,7 @@ from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
 from medusa_spec.drafters import Drafter, HeadsDrafter, NgramDrafter
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.generation import generate
-from medusa_spec.heads import HeadsConfig, MedusaHeads
+from medusa_spec.heads import DraftHeads, HeadsConfig, MedusaHeads
 from medusa_spec.prepare import Prepared, prepare
 from medusa_spec.probe import probe
 from medusa_spec.static_decoding import StaticSteps
@@ -37,8 +37,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
 
     Args:
         model: A Hugging Face causal LM, loaded any way: quantised, sharded, with a PEFT adapter active.
-        heads: Trained heads: `MedusaHeads`, or what `load_heads` takes. None makes untrained Medusa heads, which begin
-            as the target's own LM head, unless the drafter needs none.
+        heads: Trained heads: `DraftHeads` of any family, or what `load_heads` takes. None makes untrained Medusa heads,
+            which begin as the target's own LM head, unless the drafter needs none.
         drafter: `"heads"`, `"ngram"` (needs no training) or a `Drafter` of your own.
         tree: Template for the heads; None takes the one saved with them.
         probe: Check on attaching that tree passes of this model are exact; off only if you have just seen it pass.
@@ -53,13 +53,13 @@ class MedusaModel(nn.Module, PushToHubMixin):
     """
 
     target: PreTrainedModel
-    heads: MedusaHeads | None
+    heads: DraftHeads | None
     drafter: Drafter
 
     def __init__(
         self,
         model: Any,
-        heads: MedusaHeads | str | os.PathLike[str] | None = None,
+        heads: DraftHeads | str | os.PathLike[str] | None = None,
         *,
         drafter: str | Drafter = "heads",
         tree: TreeTemplate | None = None,
@@ -94,7 +94,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
     def from_pretrained(
         cls,
         name_or_path: str | os.PathLike[str],
-        heads: MedusaHeads | str | os.PathLike[str] | None = None,
+        heads: DraftHeads | str | os.PathLike[str] | None = None,
         *,
         drafter: str | Drafter = "heads",
         tree: TreeTemplate | None = None,
@@ -130,22 +130,22 @@ class MedusaModel(nn.Module, PushToHubMixin):
         target = AutoModelForCausalLM.from_pretrained(name_or_path, **kwargs)
         return cls(target, heads, drafter=drafter, tree=tree)
 
-    def _heads(self, heads: Any, *, needed: bool) -> MedusaHeads | None:
+    def _heads(self, heads: Any, *, needed: bool) -> DraftHeads | None:
         if isinstance(heads, (str, os.PathLike)):
             heads, self.medusa_config = load_heads(heads, self.backbone)
         elif heads is None and needed:
             config = HeadsConfig(hidden_size=self.backbone.hidden_size, vocab_size=self.backbone.vocab_size)
             heads = MedusaHeads(config, self.backbone.projection())
             heads = heads.to(dtype=self.backbone.dtype, device=self.backbone.head_device)
-        if isinstance(heads, MedusaHeads) and self.medusa_config is None:
+        if isinstance(heads, DraftHeads) and self.medusa_config is None:
             self.medusa_config = MedusaConfig(
                 heads=heads.config,
                 base_model_name_or_path=self.target.config.name_or_path or None,
                 lm_head_hash=self.backbone.lm_head_hash(),
             )
-        elif heads is not None and not isinstance(heads, MedusaHeads):
+        elif heads is not None and not isinstance(heads, DraftHeads):
             raise ConfigError(
-                f"heads must be MedusaHeads, a folder, a hub id or a packaged name, got {type(heads).__name__}"
+                f"heads must be DraftHeads, a folder, a hub id or a packaged name, got {type(heads).__name__}"
             )
         return heads
 

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft
+from medusa_spec.drafters.levels import guess_levels
 from medusa_spec.errors import ConfigError
-from medusa_spec.heads import MedusaHeads, StackedMedusaHeads
+from medusa_spec.heads import LEVELS, DraftHeads, LevelHeads, MedusaHeads, StackedMedusaHeads
 from medusa_spec.prepared.packed_linear import fast_linear
 from medusa_spec.tree import PathValues, TokenTree, TreeTemplate, best_tree
 
@@ -16,8 +17,8 @@ class HeadsDrafter(Drafter):
     """Fills a template with the heads' best guesses.
 
     Args:
-        heads: Medusa heads; a frozen, stacked copy of them is drafted with, made anew when they were trained, cast or
-            moved since the last request.
+        heads: Trained heads; a frozen copy of them in a form made for decoding is drafted with, made anew when they
+            were trained, cast or moved since the last request.
         template: The tree.
         values: Calibration counts, from which smaller trees are chosen when a limit asks for one; None cuts the
             template instead.
@@ -32,7 +33,7 @@ class HeadsDrafter(Drafter):
 
     def __init__(
         self,
-        heads: MedusaHeads,
+        heads: DraftHeads,
         template: TreeTemplate,
         values: PathValues | None = None,
         *,
@@ -58,7 +59,7 @@ class HeadsDrafter(Drafter):
 
     def _stack(self, dtype: torch.dtype, device: torch.device) -> None:
         self._state = _state_of(self.heads)
-        self.stacked = StackedMedusaHeads(self.heads, dtype=dtype, device=device, linear=fast_linear)
+        self.stacked = decoding_form(self.heads, dtype=dtype, device=device)
         self.draft_ids = None if self.heads.draft_ids is None else self.heads.draft_ids.to(device)
         self._slots: dict[TreeTemplate, torch.Tensor] = {}
 
@@ -90,9 +91,11 @@ class HeadsDrafter(Drafter):
         return self._limited[limit]
 
     @torch.inference_mode()
-    def guesses(self, h: torch.Tensor, template: TreeTemplate) -> torch.Tensor:
+    def guesses(self, h: torch.Tensor, template: TreeTemplate, root: int) -> torch.Tensor:
         """Tokens of the template's draft nodes, in layout order, for h [H]: int64 [N - 1], where h is."""
         self.follow(h)
+        if isinstance(self.stacked, LevelHeads):
+            return guess_levels(self.stacked, template, h, root, self.draft_ids)
         if template not in self._slots:
             self._slots[template] = template.slots().to(h.device)
         logits = self.stacked(h, template.depth).float()  # top-k in bfloat16 is slow on CPUs
@@ -105,7 +108,15 @@ class HeadsDrafter(Drafter):
             self._stack(h.dtype, h.device)
 
 
-def _state_of(heads: MedusaHeads) -> list[tuple[int, int]]:
+def decoding_form(heads: DraftHeads, *, dtype: torch.dtype, device: torch.device) -> StackedMedusaHeads | LevelHeads:
+    """A frozen copy of heads made for decoding, on the fastest linear layers that are here."""
+    if heads.sequential:
+        return LEVELS[heads.config.kind](heads, dtype=dtype, device=device, linear=fast_linear)
+    assert isinstance(heads, MedusaHeads), "the only family whose heads do not wait for each other"
+    return StackedMedusaHeads(heads, dtype=dtype, device=device, linear=fast_linear)
+
+
+def _state_of(heads: DraftHeads) -> list[tuple[int, int]]:
     """Changes whenever a weight does: its place in memory, and how often it was written to."""
     return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in heads.parameters()]
 
@@ -118,12 +129,12 @@ class _HeadsSession(DraftSession):
         template = self.drafter.limited(limit)
         if h is None or not template.paths:
             return TokenTree.root_only(root)
-        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template).tolist()))
+        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template, root).tolist()))
 
     def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
         drafter, template = self.drafter, self.drafter.limited(limit)
-        if not template.paths:
+        if not template.paths or drafter.heads.sequential:  # those need the root's token, too
             return None
         drafter.follow(h)
         key = (drafter.stacked, template)
-        return FixedDraft(shape=template.shape, guess=lambda h: drafter.guesses(h, template), key=key)
+        return FixedDraft(shape=template.shape, guess=lambda h: drafter.guesses(h, template, -1), key=key)

@@ -16,7 +16,7 @@ from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.stages import read_done
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
-from medusa_spec.tree import best_tree, expected_accepted
+from medusa_spec.tree import best_tree, chain_template, expected_accepted
 
 
 def again(finished: FinetuneConfig, folder: Path, **changes: object) -> FinetuneConfig:
@@ -47,7 +47,7 @@ def test_the_tree_pays_by_measured_times(
         return {size: 1.0 if size <= 4 else 100.0 for size in sizes}
 
     monkeypatch.setattr(calibrate, "measure_pass_times", times)
-    monkeypatch.setattr(calibrate, "draft_seconds", lambda heads, backbone: 0.0)
+    monkeypatch.setattr(calibrate, "draft_seconds", lambda heads, backbone, tree: 0.0)
     config = again(finished, tmp_path / "run", tree_size=None)
     result = run_calibrate(config, Target(config))
     assert asked == [n for n in SIZES if n <= 16] and result["tree_size"] == 3
@@ -59,7 +59,7 @@ def test_real_times_choose_a_size_within_bounds(finished: FinetuneConfig, tmp_pa
     result = run_calibrate(config, Target(config))
     assert 0 <= result["tree_size"] <= 15 and all(s > 0 for s in result["pass_seconds"].values())
     target = Target(config)
-    assert 0 < draft_seconds(load_trained(config, target.backbone), target.backbone) < 1
+    assert 0 < draft_seconds(load_trained(config, target.backbone), target.backbone, chain_template(2)) < 1
 
 
 def test_the_record_names_no_path_of_this_machine(finished: FinetuneConfig, tmp_path: Path) -> None:

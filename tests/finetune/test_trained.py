@@ -5,20 +5,28 @@ import torch
 
 from medusa_spec.backbone import Backbone
 from medusa_spec.finetune.store import make_targets
-from medusa_spec.finetune.trained import TrainedHeads, lm_head_operands
-from medusa_spec.heads import HeadsConfig, MedusaHeads, Projection
+from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.heads import HeadsConfig, MedusaHeads, Projection, TokenEmbedding, make_heads
+from medusa_spec.heads.config import KINDS
 from medusa_spec.testing import tiny_model
 
 H, V, DRAFT, K = 8, 20, 6, 3
 IDS = torch.tensor([1, 4, 5, 9, 12, 19])
 
 
-def make(lm_head: str = "shared", num_layers: int = 1, *, noise: bool = True) -> TrainedHeads:
+def make(lm_head: str = "shared", num_layers: int = 1, *, noise: bool = True, kind: str = "medusa") -> TrainedHeads:
     config = HeadsConfig(
-        hidden_size=H, vocab_size=V, num_heads=K, num_layers=num_layers, lm_head=lm_head, rank=2, draft_vocab_size=DRAFT
-    )  # type: ignore[arg-type]
+        hidden_size=H,
+        vocab_size=V,
+        kind=kind,
+        num_heads=K,
+        num_layers=num_layers,
+        lm_head=lm_head,  # type: ignore[arg-type]
+        rank=2,
+        draft_vocab_size=DRAFT,
+    )
     projection = Projection(weight=torch.randn(V, H), bias=torch.randn(V), scale=0.5, softcap=10.0)
-    heads = MedusaHeads(config, projection.rows(IDS), IDS)
+    heads = make_heads(config, projection.rows(IDS), IDS, TokenEmbedding(weight=torch.randn(V, H)))
     if noise:
         with torch.no_grad():
             for parameter in heads.parameters():
@@ -26,25 +34,28 @@ def make(lm_head: str = "shared", num_layers: int = 1, *, noise: bool = True) ->
     return TrainedHeads(heads, depth_decay=0.8)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("lm_head", ["shared", "own", "low_rank"])
-def test_joined_products_give_the_heads_own_logits_and_losses(lm_head: str, num_layers: int) -> None:
-    model = make(lm_head, num_layers)
-    h, targets = torch.randn(7, H), torch.randint(-1, V, (7, K + 1), dtype=torch.int32)
-    targets[targets < 0] = -100
-    logits = model.heads(h)
-    projection = model.heads.projection
+def test_losses_are_the_cross_entropies_of_the_heads_own_logits(lm_head: str, num_layers: int, kind: str) -> None:
+    model = make(lm_head, num_layers, kind=kind)
+    h, targets = torch.randn(7, H), torch.randint(0, V, (7, K + 1), dtype=torch.int32)
+    targets[2, 2:] = targets[5, 3:] = -100
+    logits = model.heads(h, targets[:, :-1].long().clamp_min(0))
     total = torch.zeros(())
-    for k, z in enumerate(model.features(h)):
-        operands = lm_head_operands(model.heads.heads[k], z, projection.weight, projection.bias)
-        ours = projection.finish(torch.nn.functional.linear(*operands))
-        torch.testing.assert_close(ours, logits[k])
+    for k in range(K):
         places = [IDS.tolist().index(t) if t in IDS.tolist() else -100 for t in targets[:, k + 1].tolist()]
         if max(places) >= 0:
             expected = torch.nn.functional.cross_entropy(logits[k], torch.tensor(places), ignore_index=-100)
             torch.testing.assert_close(model(h, targets)["losses"][k], expected.detach())
             total = total + 0.8**k * expected
     torch.testing.assert_close(model(h, targets)["loss"], total)
+
+
+def test_sequential_heads_learn_nothing_behind_a_token_that_is_not_known() -> None:
+    targets = torch.tensor([[3, 4, -100, 9], [-100, 4, 5, 9]], dtype=torch.int32)
+    assert make(kind="hydra").indices(targets).tolist() == [[1, -1, -1], [-1, -1, -1]]
+    assert make().indices(targets).tolist() == [[1, -1, 3], [1, 2, 3]]
 
 
 def test_targets_outside_the_draft_vocabulary_do_not_count() -> None:
@@ -74,8 +85,9 @@ def test_identity_start_loss_is_that_of_the_targets_own_guess() -> None:
         torch.testing.assert_close(out["losses"][k], expected)
 
 
-def test_only_the_heads_are_trained_and_every_one_of_them() -> None:
-    model = make("own")
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_heads_are_trained_and_every_one_of_them(kind: str) -> None:
+    model = make("own", kind=kind)
     targets = torch.tensor([[4, 4, 9, 12]] * 5, dtype=torch.int32)
     model(torch.randn(5, H), targets)["loss"].backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

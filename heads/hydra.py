@@ -1,0 +1,67 @@
+"""Hydra heads: each also sees the tokens drafted before its own. Knows tensors, not the model they come from."""
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from medusa_spec.heads.base import DraftHeads
+from medusa_spec.heads.block import ResidualBlock
+from medusa_spec.heads.config import HeadsConfig
+from medusa_spec.heads.head import Head
+from medusa_spec.heads.projection import Projection
+
+
+class HydraHead(Head):
+    """Head k: h and the embeddings of the k + 1 tokens after it, through one wide block and residual ones.
+
+    ```
+    x = [h, e(t + 1), …, e(t + 1 + k)]      z = h + SiLU(W x + b)      further blocks as Medusa's
+    ```
+
+    W and b start at zero, so that a fresh head is the target's own LM head.
+
+    Args:
+        config: Sizes and the kind of LM head.
+        projection: The target's LM head.
+        k: Place of the head, from 0.
+    """
+
+    def __init__(self, config: HeadsConfig, projection: Projection, k: int) -> None:
+        super().__init__(config, projection)
+        self.hidden_size = config.hidden_size
+        self.first = nn.Linear((k + 2) * config.hidden_size, config.hidden_size)
+        nn.init.zeros_(self.first.weight)
+        nn.init.zeros_(self.first.bias)
+        self.blocks = nn.ModuleList(ResidualBlock(config.hidden_size) for _ in range(config.num_layers - 1))
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., (k + 2) * H] to [..., H]."""
+        z = x[..., : self.hidden_size] + nn.functional.silu(self.first(x))
+        for block in self.blocks:
+            z = block(z)
+        return z
+
+
+class HydraHeads(DraftHeads):
+    """K sequentially dependent heads.
+
+    Source: Ankner et al. 2024, "Hydra", section 3.
+    """
+
+    sequential = True
+
+    def make_head(self, k: int) -> HydraHead:
+        """Head k reads k + 1 tokens."""
+        return HydraHead(self.config, self.projection, k)
+
+    def features(self, h: torch.Tensor, tokens: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """K features [..., H], given h [..., H] and the true tokens [..., K]."""
+        if tokens is None or self.embedding is None:
+            raise ValueError("tokens must be given to hydra heads: each sees those before the one it guesses")
+        vectors = self.embedding(tokens).flatten(-2)
+        width, features = self.config.hidden_size, []
+        for k, head in enumerate(self.heads):
+            x = torch.cat([h, vectors[..., : (k + 1) * width]], dim=-1)
+            features.append(cast(HydraHead, head).features(x))
+        return features
