@@ -6,10 +6,10 @@ from medusa_spec.heads.draft_vocabulary import coverage as coverage
 from medusa_spec.heads.draft_vocabulary import index_of as index_of
 from medusa_spec.heads.draft_vocabulary import most_frequent as most_frequent
 from medusa_spec.heads.embedding import TokenEmbedding as TokenEmbedding
+from medusa_spec.heads.families import LEVELS as LEVELS
 from medusa_spec.heads.families import make_heads as make_heads
 from medusa_spec.heads.head import Head as Head
 from medusa_spec.heads.hydra import HydraHeads as HydraHeads
-from medusa_spec.heads.levels import LEVELS as LEVELS
 from medusa_spec.heads.levels import LevelHeads as LevelHeads
 from medusa_spec.heads.medusa import MedusaHeads as MedusaHeads
 from medusa_spec.heads.projection import Projection as Projection

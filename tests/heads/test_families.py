@@ -1,8 +1,7 @@
 """Every kind has a family, and every sequential family a form for decoding."""
 
 from medusa_spec.heads.config import KINDS
-from medusa_spec.heads.families import FAMILIES
-from medusa_spec.heads.levels import LEVELS
+from medusa_spec.heads.families import FAMILIES, LEVELS
 
 
 def test_every_kind_is_a_family():
