@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 LMHead = Literal["shared", "own", "low_rank"]
-KINDS = ("medusa", "hydra")
+KINDS = ("medusa", "hydra", "mlp_speculator", "recurrent")
 LM_HEADS: tuple[LMHead, ...] = ("shared", "own", "low_rank")
 
 
