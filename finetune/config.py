@@ -125,7 +125,9 @@ class FinetuneConfig:
         if self.kind not in KINDS:
             raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         try:
-            given = self.options if isinstance(self.options, dict) else parse_options(self.options)
+            written: Any = self.options
+            written = (written,) if isinstance(written, str) else written
+            given = written if isinstance(written, dict) else parse_options(written)
             options_of(self.kind, given)
         except ValueError as error:
             raise ConfigError(str(error)) from error

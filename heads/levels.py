@@ -50,8 +50,11 @@ class LevelHeads(ABC):
     def _freeze(self, module: Any) -> Linear:
         if not isinstance(module, nn.Linear):
             return copy.deepcopy(module).requires_grad_(False).to(self.device, self.dtype)
-        bias = None if module.bias is None else module.bias.detach().to(self.device, self.dtype)
-        return self._linear(module.weight.detach().to(self.device, self.dtype).contiguous(), bias)
+        weight, bias = (
+            None if part is None else part.detach().to(self.device, self.dtype, copy=True)
+            for part in (module.weight, module.bias)
+        )
+        return self._linear(weight, bias)
 
     def frozen_blocks(self, blocks: Any) -> Linear:
         """Residual blocks of a head, one after the other, as one function: [M, H] to [M, H]."""

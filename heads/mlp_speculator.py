@@ -61,7 +61,7 @@ class SpeculatorHead(Head):
             self.later = _linear(inner, inner, std=inner**-0.5)
         if options.own_embedding:
             self.token: nn.Module = nn.Embedding(config.vocab_size, inner)
-            nn.init.normal_(cast(torch.Tensor, self.token.weight), std=inner**-0.5)
+            nn.init.normal_(self.token.weight, std=inner**-0.5)
         else:
             self.token = _linear(hidden, inner, std=(inner * hidden) ** -0.5)
         self.norm = ScaleShiftNorm(inner)

@@ -22,6 +22,7 @@ def test_options_are_those_of_the_family() -> None:
         "inner_size": 64,
         "tied": True,
     }
+    assert make(kind="recurrent", options="tied=false").options == {"tied": False}
     assert make(kind="recurrent", options={"inner_size": 3}).heads_config(hidden_size=8, vocab_size=9).options == {
         "inner_size": 3
     }
