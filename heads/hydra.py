@@ -76,11 +76,14 @@ class HydraLevels(LevelHeads):
         self._blocks = [self.frozen_blocks(head.blocks) for head in modules]
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+        """h and the root's embedding, [1, 2 H]."""
         return torch.cat([h.unsqueeze(0), self.embedding(root)], dim=1)
 
     def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The parents' states and the tokens' embeddings, side by side."""
         return torch.cat([state, self.embedding(tokens)], dim=1)
 
     def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
+        """Each head's wide block, then its residual ones."""
         z = state[:, : self.config.hidden_size] + nn.functional.silu(self._first[depth](state))
         return self._blocks[depth](z)

@@ -123,13 +123,16 @@ class SpeculatorLevels(LevelHeads):
         self._blocks = [self.frozen_blocks(head.blocks) for head in modules]
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+        """The first state: h [H] and the root's token to [1, I]."""
         return self.descend(0, scaled(h, self.options).unsqueeze(0), root)
 
     def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The next states: [M, I] and a token each to [M, I]."""
         read = tokens if self.options.own_embedding else unit_scale(self.embedding(tokens))
         return next_state(self._state[depth](state), self._token[depth](read), self._norm[depth], self.factor)
 
     def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
+        """States [M, I] to [M, H]."""
         out = self._out[depth]
         return self._blocks[depth](state if out is None else out(state))
 

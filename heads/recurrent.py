@@ -89,11 +89,14 @@ class RecurrentLevels(LevelHeads):
         self._blocks = [self.frozen_blocks(head.blocks) for head in modules]
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+        """The first state: h [H], moved by the root's token, [1, H]."""
         return self.descend(0, h.unsqueeze(0), root)
 
     def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The next states: each moved by a token, [M, H]."""
         mixed = self._mix[depth](torch.cat([state, unit_scale(self.embedding(tokens))], dim=1))
         return state + self._back[depth](nn.functional.silu(mixed))
 
     def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
+        """States through the further blocks, [M, H]."""
         return self._blocks[depth](state)
