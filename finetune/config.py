@@ -1,9 +1,10 @@
 """Every setting of a fine-tuning run. Knows no stage; each stage names the settings it depends on."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from medusa_spec.errors import ConfigError
+from medusa_spec.heads import options_of, parse_options
 from medusa_spec.heads.config import KINDS, LM_HEADS, HeadsConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -30,6 +31,7 @@ class FinetuneConfig:
         max_length: Tokens after which a conversation is cut.
         held_out: Share of the conversations kept from training, for calibration and report.
         kind: Family of heads, as in `HeadsConfig`.
+        options: Settings that this family alone has, by name, or written `("tied=true", ...)`.
         num_heads: K.
         num_layers: Blocks per head.
         lm_head: `shared`, `own` or `low_rank`, as in `HeadsConfig`.
@@ -73,6 +75,7 @@ class FinetuneConfig:
     max_length: int = 1024
     held_out: float = 0.02
     kind: str = "medusa"
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
     num_heads: int = 4
     num_layers: int = 1
     lm_head: Literal["shared", "own", "low_rank"] = "shared"
@@ -121,6 +124,14 @@ class FinetuneConfig:
                 raise ConfigError(f"{name} must be an integer of {least} or more, or None, got {value!r}")
         if self.kind not in KINDS:
             raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        try:
+            written: Any = self.options
+            written = (written,) if isinstance(written, str) else written
+            given = written if isinstance(written, dict) else parse_options(written)
+            options_of(self.kind, given)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        object.__setattr__(self, "options", given)
         if self.lm_head not in LM_HEADS:
             raise ConfigError(f"lm_head must be one of {', '.join(LM_HEADS)}, got {self.lm_head!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:
@@ -143,6 +154,7 @@ class FinetuneConfig:
             hidden_size=hidden_size,
             vocab_size=vocab_size,
             kind=self.kind,
+            options=self.options,
             num_heads=self.num_heads,
             num_layers=self.num_layers,
             lm_head=self.lm_head,

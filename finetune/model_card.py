@@ -14,9 +14,9 @@ def model_card(config: MedusaConfig) -> str:
         + (f"base_model: {base}\n" if base else "")
         + "tags:\n- speculative-decoding\n- medusa\n---",
         f"# Medusa heads for {base or 'a causal LM'}",
-        f"{config.heads.num_heads} heads of {config.heads.num_layers} residual block(s), LM head: "
-        f"{config.heads.lm_head.replace('_', ' ')}, {config.heads.num_draft_tokens} draft tokens. They propose tokens; "
-        "the base model checks them, so its output does not change.",
+        f"{config.heads.num_heads} heads of the family {config.heads.kind}, {config.heads.num_layers} block(s), "
+        f"LM head: {config.heads.lm_head.replace('_', ' ')}, {config.heads.num_draft_tokens} draft tokens. "
+        "They propose tokens; the base model checks them, so its output does not change.",
         "```python\nfrom medusa_spec import MedusaModel\n\n"
         'model = MedusaModel.from_pretrained("path-or-hub-id-of-these-heads")\n'
         "out = model.generate(**inputs, max_new_tokens=256)\n```",

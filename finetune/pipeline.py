@@ -74,7 +74,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             continue
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
-            nargs="+" if field.name in ("data", "sources") else None,
+            nargs="+" if field.name in ("data", "sources", "options") else None,
             type=_TYPES.get(str(field.type).split(" |")[0], str),
             required=field.name in ("model", "data", "output"),
             default=argparse.SUPPRESS,

@@ -1,13 +1,10 @@
 """Ranks of the true tokens among the heads' guesses, on stored states: what accuracy and trees are counted from."""
 
-from typing import cast
-
 import torch
 
 from medusa_spec.finetune.losses import CHUNK_ELEMENTS
 from medusa_spec.finetune.store import UNTRAINED, StateStore
 from medusa_spec.finetune.trained import TrainedHeads
-from medusa_spec.heads import Head
 
 
 def rank_of(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -61,7 +58,7 @@ def measure_ranks(model: TrainedHeads, store: StateStore, rows: torch.Tensor) ->
         indices = model.indices(batch.targets.to(device))
         columns = []
         for k, z in enumerate(model.features(h, batch.targets.to(device))):
-            logits = cast(Head, model.heads.heads[k]).logits(z, projection)
+            logits = model.heads.head(k).logits(z, projection)
             columns.append(rank_of(logits, indices[:, k]))
         result.append(torch.stack(columns, dim=1).cpu())
     return torch.cat(result)

@@ -18,7 +18,7 @@ from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.finetune.trainer import train_heads
-from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent
+from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent, options_of
 
 _DEPENDS_ON = (
     "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate "
@@ -29,6 +29,8 @@ _DEPENDS_ON = (
 def settings(config: FinetuneConfig) -> dict[str, Any]:
     """What the stage's result depends on."""
     found: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS_ON}
+    if config.options:
+        found["options"] = config.options
     found["states"] = stages.read_done(Path(config.output), "states")["hash"]
     if config.init_from is not None:
         found["init_weights"] = fingerprint(str(heads_folder(config.init_from) / WEIGHTS_NAME))
@@ -99,6 +101,9 @@ def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> DraftHead
         ours, theirs = getattr(sizes, key), getattr(heads.config, key)
         if ours != theirs:
             raise ConfigError(f"{key} must be that of init_from = {name!r}, which is {theirs!r}, got {ours!r}")
+    options = options_of(sizes.kind, sizes.options)
+    if options != heads.options:
+        raise ConfigError(f"options must be those of init_from = {name!r}, which are {heads.options}, got {options}")
     check_loaded(heads, load_file(heads_folder(name) / WEIGHTS_NAME), name)
     for parameter in heads.parameters():
         parameter.requires_grad_(True)
@@ -109,24 +114,27 @@ def check_loaded(heads: DraftHeads, stored: dict[str, torch.Tensor], name: str) 
     """Compares norms with those on disk: training on from heads must not silently begin with fresh ones.
 
     Raises:
-        CheckpointError: If a norm differs, or all weights are those of the identity start.
+        CheckpointError: If a norm differs, or all that heads of this family begin with at zero is zero still.
     """
     for key, tensor in heads.state_dict().items():
         expected, got = float(stored[key].float().norm()), float(tensor.float().norm())
         if abs(expected - got) > 1e-3 * max(expected, 1e-6):
             raise CheckpointError(f"{key} of {name!r} must have norm {expected:.6g} as on disk, got {got:.6g}")
-    blocks = [p for key, p in heads.named_parameters() if ".blocks." in key or ".first." in key]
-    if all(float(p.detach().norm()) == 0 for p in blocks):
-        raise CheckpointError(f"init_from must name trained heads, but all blocks of {name!r} are zero")
+    fresh = make_heads(heads.config, heads.projection, heads.draft_ids, heads.embedding)
+    begun = [key for key, parameter in fresh.named_parameters() if not parameter.any()]
+    if begun and not any(stored[key].any() for key in begun):
+        raise CheckpointError(
+            f"init_from must name trained heads, but {name!r} is as heads begin: {', '.join(begun[:3])} … are zero"
+        )
 
 
 def check_trained(start: dict[str, torch.Tensor], heads: DraftHeads) -> None:
-    """Every head has moved, and no tensor is empty.
+    """Every head has moved (those that are tied are one), and no tensor is empty.
 
     Raises:
         MedusaError: If one has not: it had no target in the data, or no gradient.
     """
-    moved = [False] * heads.config.num_heads
+    moved = [False] * heads.num_sets
     for key, tensor in heads.state_dict().items():
         if tensor.numel() == 0:
             raise MedusaError(f"tensor {key} is empty after training")

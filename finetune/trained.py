@@ -1,12 +1,10 @@
 """The module that is trained: heads over stored states, giving their losses. Knows no store and no schedule."""
 
-from typing import cast
-
 import torch
 from torch import nn
 
 from medusa_spec.finetune.losses import depth_weights, linear_cross_entropy
-from medusa_spec.heads import DraftHeads, Head, index_of
+from medusa_spec.heads import DraftHeads, index_of
 
 
 class TrainedHeads(nn.Module):
@@ -65,5 +63,5 @@ class TrainedHeads(nn.Module):
 
     def _loss(self, k: int, z: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         projection = self.heads.projection
-        z, weight, bias = cast(Head, self.heads.heads[k]).operands(z, projection)
+        z, weight, bias = self.heads.head(k).operands(z, projection)
         return linear_cross_entropy(z, weight, bias, index, scale=projection.scale, softcap=projection.softcap)

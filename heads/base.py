@@ -9,6 +9,7 @@ from torch import nn
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.embedding import TokenEmbedding
 from medusa_spec.heads.head import Head
+from medusa_spec.heads.options import NoOptions, read_options
 from medusa_spec.heads.projection import Projection
 
 
@@ -26,10 +27,12 @@ class DraftHeads(nn.Module, ABC):
 
     Raises:
         ValueError: If the projection or the draft vocabulary does not have the sizes that `config` says, or a
-            sequential family is given no embedding.
+            sequential family is given no embedding, or if the family does not know an option.
     """
 
+    Options: ClassVar[type[Any]] = NoOptions
     sequential: ClassVar[bool] = False
+    options: Any
     draft_ids: torch.Tensor | None
     heads: nn.ModuleList
 
@@ -59,10 +62,20 @@ class DraftHeads(nn.Module, ABC):
                 f"embedding must give vectors of hidden_size = {config.hidden_size} to {config.kind} heads, got {got}"
             )
         self.config = config
+        self.options = read_options(self.Options, config.options, config.kind)
         self.projection = projection
         self.embedding = embedding if self.sequential else None
-        self.heads = nn.ModuleList(self.make_head(k) for k in range(config.num_heads))
+        self.heads = nn.ModuleList(self.make_head(k) for k in range(self.num_sets))
         self.register_buffer("draft_ids", draft_ids)
+
+    @property
+    def num_sets(self) -> int:
+        """Sets of weights: K, or one for all heads where the family has an option `tied` and it is set."""
+        return 1 if getattr(self.options, "tied", False) else self.config.num_heads
+
+    def head(self, k: int) -> Head:
+        """The module of head k; where heads are tied it is that of all."""
+        return cast(Head, self.heads[k % self.num_sets])
 
     @abstractmethod
     def make_head(self, k: int) -> Head:
@@ -82,8 +95,18 @@ class DraftHeads(nn.Module, ABC):
 
     def forward(self, h: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
         """Draft logits of every head, [K, ..., draft vocabulary]; arguments as for `features`."""
-        pairs = zip(self.heads, self.features(h, tokens), strict=True)
-        return torch.stack([cast(Head, head).logits(z, self.projection) for head, z in pairs])
+        features = self.features(h, tokens)
+        return torch.stack([self.head(k).logits(z, self.projection) for k, z in enumerate(features)])
+
+    def vectors(self, tokens: torch.Tensor | None) -> torch.Tensor:
+        """The target's embeddings of the tokens [..., K] that sequential heads read: [..., K, H].
+
+        Raises:
+            ValueError: If there are none.
+        """
+        if tokens is None or self.embedding is None:
+            raise ValueError(f"tokens must be given to {self.config.kind} heads: each sees those before its guess")
+        return self.embedding(tokens)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "DraftHeads":
         """Takes projection and embedding along when the heads are cast or moved: they are no parameters of theirs."""

@@ -1,10 +1,10 @@
 """What a set of heads is made of: kind and sizes. Knows no weights and no files."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 LMHead = Literal["shared", "own", "low_rank"]
-KINDS = ("medusa", "hydra")
+KINDS = ("medusa", "hydra", "mlp_speculator", "recurrent")
 LM_HEADS: tuple[LMHead, ...] = ("shared", "own", "low_rank")
 
 
@@ -22,6 +22,7 @@ class HeadsConfig:
             a trained product of rank `rank` per head.
         rank: Rank of that product; used by `low_rank` only.
         draft_vocab_size: Size of the draft vocabulary, the most frequent tokens; None means all V.
+        options: Settings that the family alone has, plain values by name; see its `Options`, which checks them.
 
     Raises:
         ValueError: If a size is out of range, naming it.
@@ -35,6 +36,7 @@ class HeadsConfig:
     lm_head: LMHead = "shared"
     rank: int = 64
     draft_vocab_size: int | None = None
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "num_heads", "num_layers", "rank"):
@@ -45,6 +47,8 @@ class HeadsConfig:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}; a later version may know it")
         if self.lm_head not in LM_HEADS:
             raise ValueError(f"lm_head must be one of {', '.join(LM_HEADS)}, got {self.lm_head!r}")
+        if not isinstance(self.options, dict):
+            raise ValueError(f"options must be a dict of settings by name, got {self.options!r}")
         size = self.draft_vocab_size
         if size is not None and not 1 <= size <= self.vocab_size:
             raise ValueError(f"draft_vocab_size must be in 1..{self.vocab_size} (vocab_size) or None, got {size}")
@@ -55,8 +59,8 @@ class HeadsConfig:
         return self.draft_vocab_size or self.vocab_size
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain types, for JSON."""
-        return asdict(self)
+        """As plain types, for JSON; `options` only where there are any."""
+        return {name: value for name, value in asdict(self).items() if name != "options" or value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "HeadsConfig":

@@ -1,16 +1,35 @@
-"""The families of heads by name. A new one is a file, and a line here; see docs/extending.md."""
+"""The families of heads by name. A new one is a file, and its lines here; see docs/extending.md."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from medusa_spec.heads.base import DraftHeads
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.embedding import TokenEmbedding
-from medusa_spec.heads.hydra import HydraHeads
+from medusa_spec.heads.hydra import HydraHeads, HydraLevels
+from medusa_spec.heads.levels import LevelHeads
 from medusa_spec.heads.medusa import MedusaHeads
+from medusa_spec.heads.mlp_speculator import SpeculatorHeads, SpeculatorLevels
+from medusa_spec.heads.options import read_options
 from medusa_spec.heads.projection import Projection
+from medusa_spec.heads.recurrent import RecurrentHeads, RecurrentLevels
 
-FAMILIES: dict[str, type[DraftHeads]] = {"medusa": MedusaHeads, "hydra": HydraHeads}
+FAMILIES: dict[str, type[DraftHeads]] = {
+    "medusa": MedusaHeads,
+    "hydra": HydraHeads,
+    "mlp_speculator": SpeculatorHeads,
+    "recurrent": RecurrentHeads,
+}
 """`HeadsConfig.kind` to the class."""
+
+LEVELS: dict[str, type[LevelHeads]] = {
+    "hydra": HydraLevels,
+    "mlp_speculator": SpeculatorLevels,
+    "recurrent": RecurrentLevels,
+}
+"""`HeadsConfig.kind` of the sequential families to their decoding form."""
 
 
 def make_heads(
@@ -21,3 +40,12 @@ def make_heads(
 ) -> DraftHeads:
     """Fresh heads of the family that `config.kind` names; arguments as for `DraftHeads`."""
     return FAMILIES[config.kind](config, projection, draft_ids, embedding)
+
+
+def options_of(kind: str, options: Mapping[str, Any]) -> Any:
+    """The options of a family with its defaults filled in.
+
+    Raises:
+        ValueError: If a name is unknown or a value cannot be, naming it.
+    """
+    return read_options(FAMILIES[kind].Options, options, kind)

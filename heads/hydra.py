@@ -1,6 +1,6 @@
 """Hydra heads: each also sees the tokens drafted before its own. Knows tensors, not the model they come from."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -9,6 +9,7 @@ from medusa_spec.heads.base import DraftHeads
 from medusa_spec.heads.block import ResidualBlock
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.head import Head
+from medusa_spec.heads.levels import LevelHeads
 from medusa_spec.heads.projection import Projection
 
 
@@ -57,11 +58,32 @@ class HydraHeads(DraftHeads):
 
     def features(self, h: torch.Tensor, tokens: torch.Tensor | None = None) -> list[torch.Tensor]:
         """K features [..., H], given h [..., H] and the true tokens [..., K]."""
-        if tokens is None or self.embedding is None:
-            raise ValueError("tokens must be given to hydra heads: each sees those before the one it guesses")
-        vectors = self.embedding(tokens).flatten(-2)
+        vectors = self.vectors(tokens).flatten(-2)
         width, features = self.config.hidden_size, []
         for k, head in enumerate(self.heads):
             x = torch.cat([h, vectors[..., : (k + 1) * width]], dim=-1)
             features.append(cast(HydraHead, head).features(x))
         return features
+
+
+class HydraLevels(LevelHeads):
+    """Hydra heads: a node's state is h and the embeddings of the tokens on its path, [M, (depth + 2) * H]."""
+
+    def __init__(self, heads: DraftHeads, **kwargs: Any) -> None:
+        super().__init__(heads, **kwargs)
+        modules: list[Any] = list(heads.heads)
+        self._first = [self.frozen(head.first) for head in modules]
+        self._blocks = [self.frozen_blocks(head.blocks) for head in modules]
+
+    def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+        """h and the root's embedding, [1, 2 H]."""
+        return torch.cat([h.unsqueeze(0), self.embedding(root)], dim=1)
+
+    def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The parents' states and the tokens' embeddings, side by side."""
+        return torch.cat([state, self.embedding(tokens)], dim=1)
+
+    def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
+        """Each head's wide block, then its residual ones."""
+        z = state[:, : self.config.hidden_size] + nn.functional.silu(self._first[depth](state))
+        return self._blocks[depth](z)

@@ -1,10 +1,12 @@
 """Sequential heads made fast for decoding, level by level. Same guesses as the modules; knows no trees."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from medusa_spec.heads.base import DraftHeads
 from medusa_spec.heads.stacked import Linear, dense_linear
@@ -35,13 +37,35 @@ class LevelHeads(ABC):
         self.projection = heads.projection.to(dtype, device)
         self.embedding = heads.embedding.to(dtype, device)
         self._linear = linear
+        self._copies: dict[nn.Module, Any] = {}
         shared = linear(self.projection.weight, self.projection.bias) if heads.config.lm_head != "own" else None
-        self._ends = [self._end(head, shared) for head in heads.heads]
+        self._ends = [self._end(heads.head(k), shared) for k in range(heads.config.num_heads)]
 
     def frozen(self, module: Any) -> Linear:
-        """An `nn.Linear` of the heads as a fast function."""
-        bias = None if module.bias is None else module.bias.detach().to(self.device, self.dtype)
-        return self._linear(module.weight.detach().to(self.device, self.dtype).contiguous(), bias)
+        """A module of the heads as a function, an `nn.Linear` as a fast one; tied weights are held once."""
+        if module not in self._copies:
+            self._copies[module] = self._freeze(module)
+        return self._copies[module]
+
+    def _freeze(self, module: Any) -> Linear:
+        if not isinstance(module, nn.Linear):
+            return copy.deepcopy(module).requires_grad_(False).to(self.device, self.dtype)
+        weight, bias = (
+            None if part is None else part.detach().to(self.device, self.dtype, copy=True)
+            for part in (module.weight, module.bias)
+        )
+        return self._linear(weight, bias)
+
+    def frozen_blocks(self, blocks: Any) -> Linear:
+        """Residual blocks of a head, one after the other, as one function: [M, H] to [M, H]."""
+        linears = [self.frozen(block.linear) for block in blocks]
+
+        def run(z: torch.Tensor) -> torch.Tensor:
+            for linear in linears:
+                z = z + nn.functional.silu(linear(z))
+            return z
+
+        return run
 
     def _end(self, head: Any, shared: Linear | None) -> Linear:
         if shared is None:
@@ -66,29 +90,3 @@ class LevelHeads(ABC):
     def logits(self, depth: int, state: torch.Tensor) -> torch.Tensor:
         """Draft logits of the children of nodes of `depth` (the root's is 0): [M, F] to [M, draft vocabulary]."""
         return self.projection.finish(self._ends[depth](self.features(depth, state)))
-
-
-class HydraLevels(LevelHeads):
-    """Hydra heads: a node's state is h and the embeddings of the tokens on its path, [M, (depth + 2) * H]."""
-
-    def __init__(self, heads: DraftHeads, **kwargs: Any) -> None:
-        super().__init__(heads, **kwargs)
-        modules: list[Any] = list(heads.heads)
-        self._first = [self.frozen(head.first) for head in modules]
-        self._blocks = [[self.frozen(block.linear) for block in head.blocks] for head in modules]
-
-    def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
-        return torch.cat([h.unsqueeze(0), self.embedding(root)], dim=1)
-
-    def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.cat([state, self.embedding(tokens)], dim=1)
-
-    def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
-        z = state[:, : self.config.hidden_size] + torch.nn.functional.silu(self._first[depth](state))
-        for block in self._blocks[depth]:
-            z = z + torch.nn.functional.silu(block(z))
-        return z
-
-
-LEVELS: dict[str, type[LevelHeads]] = {"hydra": HydraLevels}
-"""`HeadsConfig.kind` of the sequential families to their decoding form."""

@@ -155,6 +155,12 @@ def finetune(
     preview: Annotated[bool, typer.Option("--preview", help="Show which tokens are trained on, and stop.")] = False,
     source: Annotated[list[str] | None, typer.Option(help="Keep only records of this source; repeatable.")] = None,
     init_from: Annotated[str | None, typer.Option(help="Trained heads to start from: folder, name or hub id.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Family: medusa, hydra, mlp_speculator or recurrent.", metavar="NAME")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Setting that this family alone has, as name=value; repeatable.")
+    ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Heads: how far ahead they guess.")] = None,
     num_layers: Annotated[int | None, typer.Option(help="Residual blocks per head.")] = None,
     lm_head: Annotated[LMHead | None, typer.Option(help="What gives the logits.")] = None,
@@ -192,6 +198,8 @@ def finetune(
     asked = {
         "sources": tuple(source) if source else None,
         "init_from": init_from,
+        "kind": kind,
+        "options": tuple(option) if option else None,
         "num_heads": num_heads,
         "num_layers": num_layers,
         "lm_head": lm_head.value if lm_head else None,

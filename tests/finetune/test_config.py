@@ -13,8 +13,19 @@ def make(**changes: Any) -> FinetuneConfig:
 
 
 def test_settings_survive_a_round_trip() -> None:
-    config = make(sources=["a", "b"], tree_size=5)
+    config = make(sources=["a", "b"], tree_size=5, kind="recurrent", options=("tied=false",))
     assert config.sources == ("a", "b") and FinetuneConfig.from_dict(config.to_dict()) == config
+
+
+def test_options_are_those_of_the_family() -> None:
+    assert make(kind="mlp_speculator", options=("inner_size=64", "tied=true")).options == {
+        "inner_size": 64,
+        "tied": True,
+    }
+    assert make(kind="recurrent", options="tied=false").options == {"tied": False}
+    assert make(kind="recurrent", options={"inner_size": 3}).heads_config(hidden_size=8, vocab_size=9).options == {
+        "inner_size": 3
+    }
 
 
 def test_one_name_is_one_data_set() -> None:
@@ -59,6 +70,10 @@ def test_a_draft_vocabulary_of_everything_is_none() -> None:
         ({"report_prompts": 0}, "report_prompts"),
         ({"lm_head": "tied"}, "lm_head must be one of shared, own, low_rank, got 'tied'"),
         ({"seed": -1}, "seed must be an integer in 0"),
+        ({"options": ("tied",)}, "options must be written name=value, got 'tied'"),
+        ({"options": {"tied": True}}, "options of medusa heads must be among"),
+        ({"kind": "recurrent", "options": {"tied": 1}}, "tied of recurrent heads must be bool, got 1"),
+        ({"kind": "recurrent", "options": {"inner_size": 0}}, "inner_size must be an integer of 1 or more"),
     ],
 )
 def test_what_would_fail_after_hours_fails_at_once(changes: dict[str, Any], message: str) -> None:

@@ -61,7 +61,7 @@ def test_fresh_heads_are_not_taken_for_trained_ones(finished: FinetuneConfig) ->
     heads = start(finished, finished)
     with pytest.raises(CheckpointError, match="must have norm"):
         check_loaded(heads, trained_weights(finished), "first")
-    with pytest.raises(CheckpointError, match="all blocks of 'first' are zero"):
+    with pytest.raises(CheckpointError, match="'first' is as heads begin: .* are zero"):
         check_loaded(heads, heads.state_dict(), "first")
 
 

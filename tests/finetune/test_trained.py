@@ -1,5 +1,7 @@
 """The trained module."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,7 +16,21 @@ H, V, DRAFT, K = 8, 20, 6, 3
 IDS = torch.tensor([1, 4, 5, 9, 12, 19])
 
 
-def make(lm_head: str = "shared", num_layers: int = 1, *, noise: bool = True, kind: str = "medusa") -> TrainedHeads:
+FAMILIES = [
+    *((kind, {}) for kind in KINDS),
+    ("mlp_speculator", {"tied": True, "own_embedding": True, "inner_size": 5}),
+    ("recurrent", {"tied": False}),
+]
+
+
+def make(
+    lm_head: str = "shared",
+    num_layers: int = 1,
+    *,
+    noise: bool = True,
+    kind: str = "medusa",
+    options: dict[str, Any] | None = None,
+) -> TrainedHeads:
     config = HeadsConfig(
         hidden_size=H,
         vocab_size=V,
@@ -24,6 +40,7 @@ def make(lm_head: str = "shared", num_layers: int = 1, *, noise: bool = True, ki
         lm_head=lm_head,  # type: ignore[arg-type]
         rank=2,
         draft_vocab_size=DRAFT,
+        options=options or {},
     )
     projection = Projection(weight=torch.randn(V, H), bias=torch.randn(V), scale=0.5, softcap=10.0)
     heads = make_heads(config, projection.rows(IDS), IDS, TokenEmbedding(weight=torch.randn(V, H)))
@@ -34,11 +51,13 @@ def make(lm_head: str = "shared", num_layers: int = 1, *, noise: bool = True, ki
     return TrainedHeads(heads, depth_decay=0.8)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "options"), FAMILIES)
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("lm_head", ["shared", "own", "low_rank"])
-def test_losses_are_the_cross_entropies_of_the_heads_own_logits(lm_head: str, num_layers: int, kind: str) -> None:
-    model = make(lm_head, num_layers, kind=kind)
+def test_losses_are_the_cross_entropies_of_the_heads_own_logits(
+    lm_head: str, num_layers: int, kind: str, options: dict[str, Any]
+) -> None:
+    model = make(lm_head, num_layers, kind=kind, options=options)
     h, targets = torch.randn(7, H), torch.randint(0, V, (7, K + 1), dtype=torch.int32)
     targets[2, 2:] = targets[5, 3:] = -100
     logits = model.heads(h, targets[:, :-1].long().clamp_min(0))
@@ -85,9 +104,9 @@ def test_identity_start_loss_is_that_of_the_targets_own_guess() -> None:
         torch.testing.assert_close(out["losses"][k], expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_the_heads_are_trained_and_every_one_of_them(kind: str) -> None:
-    model = make("own", kind=kind)
+@pytest.mark.parametrize(("kind", "options"), FAMILIES)
+def test_only_the_heads_are_trained_and_every_one_of_them(kind: str, options: dict[str, Any]) -> None:
+    model = make("own", kind=kind, options=options)
     targets = torch.tensor([[4, 4, 9, 12]] * 5, dtype=torch.int32)
     model(torch.randn(5, H), targets)["loss"].backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

@@ -46,3 +46,18 @@ def test_state_round_trips_bit_for_bit(kind):
 def test_sequential_families_need_embeddings_of_the_targets_width(embedding, words):
     with pytest.raises(ValueError, match=words):
         make_heads(config("hydra"), Projection(weight=torch.randn(V, H)), None, embedding)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_option_that_the_family_does_not_know_is_refused(kind):
+    with pytest.raises(ValueError, match=f"options of {kind} heads must be among .*, got 'no_such'"):
+        make_heads(config(kind, options={"no_such": 1}), Projection(weight=torch.randn(V, H)), None, EMBEDDING)
+
+
+@pytest.mark.parametrize("kind", ["mlp_speculator", "recurrent"])
+def test_tied_heads_are_one_module(kind):
+    for tied in (True, False):
+        options = {"tied": tied}
+        heads = make_heads(config(kind, options=options), Projection(weight=torch.randn(V, H)), None, EMBEDDING)
+        assert heads.num_sets == len(heads.heads) == (1 if tied else 2)
+        assert (heads.head(0) is heads.head(1)) == tied

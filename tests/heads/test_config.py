@@ -13,6 +13,19 @@ def test_a_config_survives_json() -> None:
     assert HeadsConfig.from_dict(json.loads(json.dumps(CONFIG.to_dict()))) == CONFIG
 
 
+def test_options_survive_json_and_are_left_out_where_there_are_none() -> None:
+    options = {"tied": True, "inner_size": None}
+    config = HeadsConfig(hidden_size=8, vocab_size=50, kind="recurrent", options=options)
+    assert HeadsConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.to_dict()["options"] == options and hash(config) == hash(config)
+    assert "options" not in CONFIG.to_dict()  # what earlier versions wrote
+
+
+def test_options_go_by_name() -> None:
+    with pytest.raises(ValueError, match=r"options must be a dict of settings by name, got \['tied=true'\]"):
+        HeadsConfig(hidden_size=8, vocab_size=50, options=["tied=true"])
+
+
 def test_draft_tokens_are_the_draft_vocabulary_or_all() -> None:
     assert CONFIG.num_draft_tokens == 20
     assert HeadsConfig(hidden_size=8, vocab_size=50).num_draft_tokens == 50

@@ -23,7 +23,7 @@ from medusa_spec.checkpoint import (
 )
 from medusa_spec.config import MedusaConfig
 from medusa_spec.errors import CheckpointError
-from medusa_spec.heads import HeadsConfig, MedusaHeads
+from medusa_spec.heads import HeadsConfig, MedusaHeads, make_heads
 from medusa_spec.testing import tiny
 
 H, V = 32, 128
@@ -88,6 +88,37 @@ def test_saved_heads_load_bit_for_bit(
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in heads.state_dict().items())
     h = torch.randn(3, H).to(dtype)
     assert torch.equal(loaded(h), heads(h))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("hydra", {}),
+        ("mlp_speculator", {"tied": True, "own_embedding": True, "inner_size": 5}),
+        ("recurrent", {}),
+        ("recurrent", {"tied": False}),
+    ],
+)
+def test_heads_of_every_family_load_bit_for_bit(
+    backbone: Backbone, tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    sizes = HeadsConfig(hidden_size=H, vocab_size=V, kind=kind, num_heads=3, lm_head="own", options=options)
+    heads = make_heads(sizes, backbone.projection(), None, backbone.embedding()).double()
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter)
+    save_heads(tmp_path, heads, MedusaConfig(heads=sizes), dtype=torch.float64)
+    loaded, config = load_heads(tmp_path, backbone)
+    assert config.heads == sizes
+    h, tokens = torch.randn(4, H, dtype=torch.float64), torch.randint(0, V, (4, 3))
+    assert torch.equal(loaded(h, tokens), heads(h, tokens))
+    if options.get("tied", kind == "recurrent"):
+        assert not any(name.startswith("heads.1.") for name in load_file(tmp_path / WEIGHTS_NAME))
+
+
+def test_options_that_the_family_does_not_know_are_named(backbone: Backbone, saved: Path) -> None:
+    change_config(saved, options={"tied": True})
+    with pytest.raises(CheckpointError, match=r"options of medusa heads must be among \[\], got 'tied'"):
+        load_heads(saved, backbone)
 
 
 def test_heads_are_stored_in_bfloat16_and_load_frozen_in_the_targets_dtype(backbone: Backbone, saved: Path) -> None:

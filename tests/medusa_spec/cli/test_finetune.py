@@ -3,9 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from medusa_spec.cli import main
+from medusa_spec.cli.app import app
 from medusa_spec.finetune import FinetuneConfig, mask_preview, pipeline
+from medusa_spec.heads.config import KINDS
 
 
 @pytest.fixture
@@ -50,6 +53,24 @@ def test_options_become_settings_and_the_others_keep_their_defaults(runs: list[A
         tree_size=7,
     )
     assert how == {"stages": None, "redo": None}
+
+
+def test_a_family_and_its_options_become_settings(runs: list[Any]) -> None:
+    options = "--model m --data a --output o --kind recurrent --option tied=false --option inner_size=16"
+    assert _run(*options.split()) == 0
+    config = runs[0][1]
+    assert config.kind == "recurrent" and config.options == {"tied": False, "inner_size": 16}
+
+
+def test_an_option_of_another_family_is_one_message(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(*"--model m --data a --output o --kind hydra --option tied=false".split()) == 2
+    error = capsys.readouterr().err
+    assert "options of hydra heads must be among [], got 'tied'" in error and not runs
+
+
+def test_every_family_is_named_in_the_help() -> None:
+    shown = {option.name: option.help for option in typer.main.get_command(app).commands["finetune"].params}
+    assert all(kind in shown["kind"] for kind in KINDS)
 
 
 def test_stages_and_redo_are_passed_on(runs: list[Any]) -> None:

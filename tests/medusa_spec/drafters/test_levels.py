@@ -15,11 +15,23 @@ DRAFT = torch.tensor([2, 3, 11, 17, 23, 29])
 CPU = torch.device("cpu")
 
 
-def heads(kind, *, draft=False):
+FAMILIES = [
+    *((kind, {}) for kind in LEVELS),
+    ("mlp_speculator", {"tied": True, "own_embedding": True, "inner_size": 5}),
+    ("recurrent", {"tied": False}),
+]
+
+
+def heads(kind, *, draft=False, options=None):
     ids = DRAFT if draft else None
     whole = Projection(weight=torch.randn(V, H, dtype=torch.float64))
     config = HeadsConfig(
-        hidden_size=H, vocab_size=V, kind=kind, num_heads=K, draft_vocab_size=len(DRAFT) if draft else None
+        hidden_size=H,
+        vocab_size=V,
+        kind=kind,
+        num_heads=K,
+        draft_vocab_size=len(DRAFT) if draft else None,
+        options=options or {},
     )
     made = make_heads(config, whole.rows(ids), ids, TokenEmbedding(weight=torch.randn(V, H, dtype=torch.float64)))
     made = made.double()
@@ -39,11 +51,11 @@ def templates(draw):
 
 
 @pytest.mark.parametrize("draft", [False, True], ids=["all", "draft"])
-@pytest.mark.parametrize("kind", LEVELS)
+@pytest.mark.parametrize(("kind", "options"), FAMILIES)
 @given(template=templates(), seed=st.integers(0, 99))
-def test_every_node_carries_the_guess_of_its_rank_given_its_path(kind, draft, template, seed):
+def test_every_node_carries_the_guess_of_its_rank_given_its_path(kind, options, draft, template, seed):
     torch.manual_seed(seed)
-    made, h = heads(kind, draft=draft), torch.randn(H, dtype=torch.float64)
+    made, h = heads(kind, draft=draft, options=options), torch.randn(H, dtype=torch.float64)
     tree = HeadsDrafter(made, template, dtype=torch.float64, device=CPU).begin([]).draft(7, h, None)
     assert tree.shape == template.shape and tree.tokens[0] == 7
     for node, path in enumerate(template.paths, start=1):
