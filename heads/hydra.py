@@ -16,10 +16,11 @@ class HydraHead(Head):
     """Head k: h and the embeddings of the k + 1 tokens after it, through one wide block and residual ones.
 
     ```
-    x = [h, e(t + 1), …, e(t + 1 + k)]      z = h + SiLU(W x + b)      further blocks as Medusa's
+    x = [h, e(t + 1), …, e(t + 1 + k)]      z = R x + SiLU(W x + b)      further blocks as Medusa's
     ```
 
-    W and b start at zero, so that a fresh head is the target's own LM head.
+    R x is h (`residual="identity"`), or a trained linear of x (`"linear"`, as published Hydra heads have it). R starts
+    as the map to h, W and b at zero, so that a fresh head is the target's own LM head.
 
     Args:
         config: Sizes and the kind of LM head.
@@ -33,11 +34,16 @@ class HydraHead(Head):
         self.first = nn.Linear((k + 2) * config.hidden_size, config.hidden_size)
         nn.init.zeros_(self.first.weight)
         nn.init.zeros_(self.first.bias)
+        if config.residual == "linear":
+            self.residual = nn.Linear((k + 2) * config.hidden_size, config.hidden_size)
+            nn.init.eye_(self.residual.weight)  # the first H inputs are h
+            nn.init.zeros_(self.residual.bias)
         self.blocks = nn.ModuleList(ResidualBlock(config.hidden_size) for _ in range(config.num_layers - 1))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """[..., (k + 2) * H] to [..., H]."""
-        z = x[..., : self.hidden_size] + nn.functional.silu(self.first(x))
+        kept = self.residual(x) if hasattr(self, "residual") else x[..., : self.hidden_size]
+        z = kept + nn.functional.silu(self.first(x))
         for block in self.blocks:
             z = block(z)
         return z

@@ -40,8 +40,12 @@ class LevelHeads(ABC):
 
     def frozen(self, module: Any) -> Linear:
         """An `nn.Linear` of the heads as a fast function."""
-        bias = None if module.bias is None else module.bias.detach().to(self.device, self.dtype)
-        return self._linear(module.weight.detach().to(self.device, self.dtype).contiguous(), bias)
+        return self.dense(module.weight, module.bias)
+
+    def dense(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Weights [out, in] and biases, trained ones, as a fast function."""
+        bias = None if bias is None else bias.detach().to(self.device, self.dtype)
+        return self._linear(weight.detach().to(self.device, self.dtype).contiguous(), bias)
 
     def _end(self, head: Any, shared: Linear | None) -> Linear:
         if shared is None:
@@ -74,8 +78,16 @@ class HydraLevels(LevelHeads):
     def __init__(self, heads: DraftHeads, **kwargs: Any) -> None:
         super().__init__(heads, **kwargs)
         modules: list[Any] = list(heads.heads)
-        self._first = [self.frozen(head.first) for head in modules]
+        self._first = [self._first_of(head) for head in modules]
         self._blocks = [[self.frozen(block.linear) for block in head.blocks] for head in modules]
+
+    def _first_of(self, head: Any) -> Linear:
+        """W x + b, [M, H]; with a linear residual R x before it, [M, 2 * H], in one product."""
+        if self.config.residual == "identity":
+            return self.frozen(head.first)
+        parts = (head.residual, head.first)
+        weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
+        return self.dense(weight, bias)
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
         return torch.cat([h.unsqueeze(0), self.embedding(root)], dim=1)
@@ -84,7 +96,9 @@ class HydraLevels(LevelHeads):
         return torch.cat([state, self.embedding(tokens)], dim=1)
 
     def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
-        z = state[:, : self.config.hidden_size] + torch.nn.functional.silu(self._first[depth](state))
+        hidden, first = self.config.hidden_size, self._first[depth](state)
+        kept = (state if self.config.residual == "identity" else first)[:, :hidden]
+        z = kept + torch.nn.functional.silu(first[:, -hidden:])
         for block in self._blocks[depth]:
             z = z + torch.nn.functional.silu(block(z))
         return z

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from medusa_spec.heads import LEVELS, HeadsConfig, Projection, TokenEmbedding, make_heads
-from medusa_spec.heads.config import LM_HEADS
+from medusa_spec.heads.config import LM_HEADS, RESIDUALS
 
 H, V, K = 8, 20, 3
 DRAFT = torch.tensor([0, 2, 3, 7, 12, 18])
@@ -13,8 +13,10 @@ DRAFT = torch.tensor([0, 2, 3, 7, 12, 18])
 @pytest.mark.parametrize("draft", [False, True], ids=["all", "draft"])
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("lm_head", LM_HEADS)
-@pytest.mark.parametrize("kind", LEVELS)
-def test_levels_give_the_modules_logits_along_every_path(kind, lm_head, layers, draft):
+@pytest.mark.parametrize(
+    ("kind", "residual"), [(k, r) for k in LEVELS for r in RESIDUALS if k == "hydra" or r == "identity"]
+)
+def test_levels_give_the_modules_logits_along_every_path(kind, residual, lm_head, layers, draft):
     whole = Projection(
         weight=torch.randn(V, H, dtype=torch.float64), bias=torch.randn(V, dtype=torch.float64), scale=0.7, softcap=3.0
     )
@@ -28,6 +30,7 @@ def test_levels_give_the_modules_logits_along_every_path(kind, lm_head, layers, 
         num_layers=layers,
         lm_head=lm_head,
         rank=4,
+        residual=residual,
         draft_vocab_size=size,
     )
     embedding = TokenEmbedding(weight=torch.randn(V, H, dtype=torch.float64), scale=2.0)
