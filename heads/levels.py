@@ -90,12 +90,15 @@ class HydraLevels(LevelHeads):
         return self.dense(weight, bias)
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+        """h and the root's embedding, [1, 2 * H]."""
         return torch.cat([h.unsqueeze(0), self.embedding(root)], dim=1)
 
     def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The parents' states and the tokens' embeddings, [M, (depth + 2) * H]."""
         return torch.cat([state, self.embedding(tokens)], dim=1)
 
     def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
+        """The blocks of head `depth`."""
         hidden, first = self.config.hidden_size, self._first[depth](state)
         kept = (state if self.config.residual == "identity" else first)[:, :hidden]
         z = kept + torch.nn.functional.silu(first[:, -hidden:])
