@@ -44,7 +44,8 @@ def plan_of(template: TreeTemplate, device: torch.device) -> Plan:
     """The plan of a template, made once."""
     by_depth = [[path for path in template.paths if len(path) == depth + 1] for depth in range(template.depth)]
     inner = {path[:-1] for path in template.paths}
-    levels, rows = [], {(): 0}
+    levels: list[Level] = []
+    rows: dict[tuple[int, ...], int] = {(): 0}
     for children in by_depth:
         width = 1 + max(path[-1] for path in children)
         kept = [place for place, path in enumerate(children) if path in inner]

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,33 +12,13 @@ from medusa_spec.errors import CheckpointError
 from medusa_spec.formats.contents import Contents, read_contents
 from medusa_spec.formats.detect import layout_of
 from medusa_spec.formats.layout import Layout
+from medusa_spec.formats.rows import Rows, read_rows
 from medusa_spec.heads import HeadsConfig, Projection, TokenEmbedding, make_heads
 
-SAME = {"rtol": 2.0**-7, "atol": 1e-6}
-"""How far copies of one matrix may lie apart: by what rounding to bfloat16 does."""
+ROUNDING = 2.0**-7
+"""How far numbers of copies of one matrix may lie apart, relatively: by what rounding to bfloat16 does."""
 
 State = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """What the rows of the foreign LM heads stand for.
-
-    Attributes:
-        ids: Target ids of the draft vocabulary, rising; None for all V.
-        order: For each of those its row in an LM head cut to the draft vocabulary.
-        vocab_size: V.
-    """
-
-    ids: torch.Tensor | None
-    order: torch.Tensor | None
-    vocab_size: int
-
-    def of(self, weight: torch.Tensor) -> torch.Tensor:
-        """An LM head's rows or biases [V or draft vocabulary, …] in rising order of the target's ids."""
-        if self.ids is None or self.order is None or len(weight) not in (len(self.ids), self.vocab_size):
-            return weight  # whose shape is checked later
-        return weight[self.order] if len(weight) == len(self.ids) else weight[self.ids]
 
 
 def foreign_target(folder: Path) -> tuple[str | None, bool]:
@@ -69,7 +48,7 @@ def read_foreign(folder: Path, backbone: Backbone) -> tuple[MedusaConfig, State]
     """
     contents = read_contents(folder)
     layout = layout_of(contents)
-    rows = _rows(contents, layout, backbone.vocab_size)
+    rows = read_rows(contents, layout, backbone.vocab_size)
     projection = backbone.projection()
     one = _one_lm_head(contents, layout, rows, projection.rows(rows.ids))
     own = layout.own_lm_heads or one is not None
@@ -98,32 +77,6 @@ def _base(contents: Contents) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def _rows(contents: Contents, layout: Layout, vocab_size: int) -> Rows:
-    if layout.token_map is None:
-        return Rows(ids=None, order=None, vocab_size=vocab_size)
-    found = contents.read([layout.token_map])[layout.token_map]
-    ids, order = found.flatten().sort()
-    if found.is_floating_point() or found.dim() != 1 or not found.numel() or not 0 <= ids[0] <= ids[-1] < vocab_size:
-        span = f" in {ids[0]}..{ids[-1]}" if found.numel() else ""
-        raise CheckpointError(
-            f"{contents.folder}: {layout.token_map} must be ids in 0..{vocab_size - 1}, the target's vocabulary, got "
-            f"shape {tuple(found.shape)} of {found.dtype}{span}"
-        )
-    if not (ids.diff() > 0).all():
-        raise CheckpointError(
-            f"{contents.folder}: {layout.token_map} must name each id once, got {len(ids)} ids, of which "
-            f"{len(ids.unique())} are different"
-        )
-    said = contents.config.get("truncated_vocab_size")
-    if said is not None and said != len(ids):
-        warnings.warn(
-            f"{contents.folder}: the config says truncated_vocab_size = {said}, {layout.token_map} holds {len(ids)} "
-            "ids; the tensor is believed",
-            stacklevel=2,
-        )
-    return Rows(ids=ids.long(), order=order, vocab_size=vocab_size)
-
-
 def _one_lm_head(contents: Contents, layout: Layout, rows: Rows, projection: Projection) -> torch.Tensor | None:
     """The LM head that all heads read, None if it is the target's, which then serves."""
     if layout.one_lm_head is None:
@@ -131,18 +84,24 @@ def _one_lm_head(contents: Contents, layout: Layout, rows: Rows, projection: Pro
     found = contents.read([layout.one_lm_head])[layout.one_lm_head]
     if projection.bias is not None or rows.of(found).shape != projection.weight.shape:
         return found
-    same = torch.allclose(rows.of(found).float(), projection.weight.to("cpu", torch.float32), **SAME)
-    return None if same else found
+    return None if _same(rows.of(found), projection.weight) else found
 
 
 def _shapes(
     config: HeadsConfig, projection: Projection, rows: Rows, embedding: TokenEmbedding
 ) -> dict[str, torch.Size]:
     """What each tensor must be, without memory for any."""
-    projection, embedding = (part.map(lambda tensor: tensor.to("meta")) for part in (projection, embedding))
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("meta")
+
     with torch.device("meta"):
-        heads = make_heads(config, projection, rows.ids, embedding)
+        heads = make_heads(config, projection.map(empty), rows.ids, embedding.map(empty))
     return {name: tensor.shape for name, tensor in heads.state_dict().items()}
+
+
+def _same(found: torch.Tensor, own: torch.Tensor) -> bool:
+    return torch.allclose(found.float(), own.to("cpu", torch.float32), rtol=ROUNDING, atol=1e-6)
 
 
 def _state(
@@ -158,7 +117,8 @@ def _state(
             tensor, theirs = read[names[ours]], names[ours]
         elif one is not None and ours.endswith("lm_head.weight"):
             tensor, theirs = one, str(layout.one_lm_head)
-        else:  # biases that this checkpoint does not have
+        else:
+            assert not layout.biases and ours.endswith(".linear.bias"), f"{layout.format} must hold {ours}"
             tensor, theirs = torch.zeros(shape), ours
         if ".lm_head." in ours:
             tensor = rows.of(tensor)
@@ -204,7 +164,7 @@ def _compare_embedding(contents: Contents, layout: Layout, embedding: TokenEmbed
             f"{contents.folder}: {layout.embedding} must have the shape of the target's input embeddings, "
             f"{tuple(embedding.weight.shape)}, got {tuple(found.shape)}; the heads are for another model"
         )
-    if not torch.allclose(found.float(), embedding.weight.to("cpu", torch.float32), **SAME):
+    if not _same(found, embedding.weight):
         warnings.warn(
             f"{contents.folder}: {layout.embedding} differs from the target's input embeddings, which are used. Output "
             "stays exactly the target's; acceptance may be lower: use the model that the heads were made for, or "

@@ -19,6 +19,7 @@ HEAD_KEYS = (
     "n_predict",
 )
 HEAD_TYPES = ("medusa", "mlp_speculator", "eagle")
+HEAD_CLASSES = ("MedusaModel", "MedusaForCausalLM")
 HEAD_NAMES = ("medusa_head.", "medusa_heads.")
 """Beginnings of the names of heads inside a full model."""
 
@@ -27,8 +28,9 @@ def speaks_of_heads(config: Any) -> bool:
     """Whether a `config.json` is that of heads (or of a target with heads), of a kind that can be read or named."""
     if not isinstance(config, dict):
         return False
-    kinds = (config.get("model_type"), config.get("architecture"))
-    return any(key in config for key in HEAD_KEYS) or kinds[0] in HEAD_TYPES or kinds[1] == "MedusaForCausalLM"
+    classes = (*(config.get("architectures") or ()), config.get("architecture"))
+    keys = any(config.get(key) is not None for key in HEAD_KEYS)
+    return keys or config.get("model_type") in HEAD_TYPES or any(name in HEAD_CLASSES for name in classes)
 
 
 def fetch(repository: str, own: list[str], *, own_config: str) -> Path:

@@ -8,7 +8,7 @@ import torch
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import load_heads
 from medusa_spec.errors import CheckpointError
-from medusa_spec.formats.convert import Rows, foreign_target, read_foreign
+from medusa_spec.formats.convert import foreign_target, read_foreign
 from medusa_spec.testing import tiny
 
 H, V = 32, 128
@@ -39,15 +39,6 @@ def test_the_target_is_named_by_the_config_or_not_at_all(config, randoms, write)
     inside = {f"medusa_head.{key}": shape for key, shape in MEDUSA.items()} | {"model.norm.weight": (H,)}
     folder = write(randoms(inside), config)
     assert foreign_target(folder) == (name, True)
-
-
-def test_rows_follow_the_ids_whether_they_are_cut_or_whole():
-    ids, order = torch.tensor([9, 2, 5]).sort()
-    rows = Rows(ids=ids, order=order, vocab_size=10)
-    whole = torch.arange(10)
-    assert rows.of(whole).tolist() == rows.of(whole[[9, 2, 5]]).tolist() == [2, 5, 9]
-    assert rows.of(torch.arange(7)).tolist() == list(range(7))  # no shape that it knows
-    assert torch.equal(Rows(ids=None, order=None, vocab_size=10).of(whole), whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8, torch.int32], ids=str)

@@ -97,6 +97,7 @@ SPEAKING = [
     {"model_type": "medusa", "num_heads": 3},
     {"model_type": "llama", "medusa": {"num_medusa_heads": 2}},
     {"architecture": "MedusaForCausalLM"},
+    {"architectures": ["MedusaModel"], "num_heads": 3},
     {"speculators_model_type": "eagle3"},
 ]
 
@@ -106,7 +107,9 @@ def test_a_config_speaks_of_heads(config):
     assert speaks_of_heads(config)
 
 
-@pytest.mark.parametrize("config", [{}, [], None, {"model_type": "llama", "num_attention_heads": 4, "num_heads": 4}])
+@pytest.mark.parametrize(
+    "config", [{}, [], None, {"model_type": "llama", "num_attention_heads": 4, "num_heads": 4, "medusa": None}]
+)
 def test_a_models_config_does_not(config):
     assert not speaks_of_heads(config)
 
