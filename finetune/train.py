@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from medusa_spec.backbone import Backbone
-from medusa_spec.checkpoint import WEIGHTS_NAME, heads_folder, load_heads, read_weights
+from medusa_spec.checkpoint import CONFIG_NAME, WEIGHTS_NAME, heads_folder, load_heads, read_weights
 from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
 from medusa_spec.files import write_json, write_tensors
 from medusa_spec.finetune import stages
@@ -33,8 +33,23 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
         found["options"] = config.options
     found["states"] = stages.read_done(Path(config.output), "states")["hash"]
     if config.init_from is not None:
-        found["init_weights"] = fingerprint(str(heads_folder(config.init_from) / WEIGHTS_NAME))
+        found["init_weights"] = fingerprint(str(own_folder(config.init_from) / WEIGHTS_NAME))
     return found
+
+
+def own_folder(name: str) -> Path:
+    """The folder of heads to start from.
+
+    Raises:
+        ConfigError: If they are in another project's format.
+    """
+    folder = heads_folder(name)
+    if not (folder / CONFIG_NAME).is_file():
+        raise ConfigError(
+            f"init_from must be heads in this library's own format, got {name!r}, which is of another project; convert "
+            f"them once: MedusaModel.from_pretrained(target, heads={name!r}).save_pretrained(folder)"
+        )
+    return folder
 
 
 def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
@@ -95,7 +110,8 @@ def start_heads(
 
 
 def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> DraftHeads:
-    heads, _ = load_heads(name, backbone, dtype=torch.float32)
+    folder = own_folder(name)
+    heads, _ = load_heads(folder, backbone, dtype=torch.float32)
     fixed = ("kind", "num_heads", "num_layers", "lm_head", *(["rank"] if sizes.lm_head == "low_rank" else []))
     for key in fixed:
         ours, theirs = getattr(sizes, key), getattr(heads.config, key)
@@ -104,7 +120,7 @@ def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> DraftHead
     options = options_of(sizes.kind, sizes.options)
     if options != heads.options:
         raise ConfigError(f"options must be those of init_from = {name!r}, which are {heads.options}, got {options}")
-    check_loaded(heads, load_file(heads_folder(name) / WEIGHTS_NAME), name)
+    check_loaded(heads, load_file(folder / WEIGHTS_NAME), name)
     for parameter in heads.parameters():
         parameter.requires_grad_(True)
     return heads.train()

@@ -6,6 +6,8 @@ from typing import Any, Literal
 LMHead = Literal["shared", "own", "low_rank"]
 KINDS = ("medusa", "hydra", "mlp_speculator", "recurrent")
 LM_HEADS: tuple[LMHead, ...] = ("shared", "own", "low_rank")
+Residual = Literal["identity", "linear"]
+RESIDUALS: tuple[Residual, ...] = ("identity", "linear")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,8 @@ class HeadsConfig:
         rank: Rank of that product; used by `low_rank` only.
         draft_vocab_size: Size of the draft vocabulary, the most frequent tokens; None means all V.
         options: Settings that the family alone has, plain values by name; see its `Options`, which checks them.
+        residual: What a Hydra head adds its first block to: `identity`, h; `linear`, a trained map of all it reads.
+        lm_head_bias: Whether `own` LM heads have a bias; None where the target has one.
 
     Raises:
         ValueError: If a size is out of range, naming it.
@@ -37,6 +41,8 @@ class HeadsConfig:
     rank: int = 64
     draft_vocab_size: int | None = None
     options: dict[str, Any] = field(default_factory=dict, hash=False)
+    residual: Residual = "identity"
+    lm_head_bias: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "num_heads", "num_layers", "rank"):
@@ -49,6 +55,17 @@ class HeadsConfig:
             raise ValueError(f"lm_head must be one of {', '.join(LM_HEADS)}, got {self.lm_head!r}")
         if not isinstance(self.options, dict):
             raise ValueError(f"options must be a dict of settings by name, got {self.options!r}")
+        if self.residual not in RESIDUALS:
+            raise ValueError(f"residual must be one of {', '.join(RESIDUALS)}, got {self.residual!r}")
+        if self.residual == "linear" and self.kind != "hydra":
+            raise ValueError(
+                f"residual must be 'identity' for {self.kind} heads, got 'linear'; only hydra heads know it"
+            )
+        if self.lm_head_bias is not None and (type(self.lm_head_bias) is not bool or self.lm_head != "own"):
+            raise ValueError(
+                f"lm_head_bias must be True or False with lm_head='own', else None, got {self.lm_head_bias!r} with "
+                f"lm_head={self.lm_head!r}"
+            )
         size = self.draft_vocab_size
         if size is not None and not 1 <= size <= self.vocab_size:
             raise ValueError(f"draft_vocab_size must be in 1..{self.vocab_size} (vocab_size) or None, got {size}")

@@ -12,19 +12,20 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 class Head(nn.Module):
     """One head: what a family puts before, then an LM head.
 
-    With `own`, `lm_head` is a trained copy of the target's rows; with `low_rank`, `down` and `up` are a trained
-    addition to them; with `shared` there is neither.
+    With `own`, `lm_head` is a trained copy of the target's rows, and of its biases as `lm_head_bias` says; with
+    `low_rank`, `down` and `up` are a trained addition to them; with `shared` there is neither.
     """
 
     def __init__(self, config: HeadsConfig, projection: Projection) -> None:
         super().__init__()
         hidden, draft = config.hidden_size, config.num_draft_tokens
         if config.lm_head == "own":
-            self.lm_head = nn.Linear(hidden, draft, bias=projection.bias is not None)
+            bias = projection.bias is not None if config.lm_head_bias is None else config.lm_head_bias
+            self.lm_head = nn.Linear(hidden, draft, bias=bias)
             with torch.no_grad():
                 self.lm_head.weight.copy_(projection.weight)
-                if projection.bias is not None:
-                    self.lm_head.bias.copy_(projection.bias)
+                if bias:
+                    self.lm_head.bias.zero_() if projection.bias is None else self.lm_head.bias.copy_(projection.bias)
         elif config.lm_head == "low_rank":
             self.down = nn.Linear(hidden, config.rank, bias=False)
             self.up = nn.Linear(config.rank, draft, bias=False)

@@ -11,16 +11,18 @@ from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.head import Head
 from medusa_spec.heads.levels import LevelHeads
 from medusa_spec.heads.projection import Projection
+from medusa_spec.heads.stacked import Linear
 
 
 class HydraHead(Head):
     """Head k: h and the embeddings of the k + 1 tokens after it, through one wide block and residual ones.
 
     ```
-    x = [h, e(t + 1), …, e(t + 1 + k)]      z = h + SiLU(W x + b)      further blocks as Medusa's
+    x = [h, e(t + 1), …, e(t + 1 + k)]      z = R x + SiLU(W x + b)      further blocks as Medusa's
     ```
 
-    W and b start at zero, so that a fresh head is the target's own LM head.
+    R x is h (`residual="identity"`), or a trained linear of x (`"linear"`, as published Hydra heads have it). R starts
+    as the map to h, W and b at zero, so that a fresh head is the target's own LM head.
 
     Args:
         config: Sizes and the kind of LM head.
@@ -34,11 +36,16 @@ class HydraHead(Head):
         self.first = nn.Linear((k + 2) * config.hidden_size, config.hidden_size)
         nn.init.zeros_(self.first.weight)
         nn.init.zeros_(self.first.bias)
+        if config.residual == "linear":
+            self.residual = nn.Linear((k + 2) * config.hidden_size, config.hidden_size)
+            nn.init.eye_(self.residual.weight)  # the first H inputs are h
+            nn.init.zeros_(self.residual.bias)
         self.blocks = nn.ModuleList(ResidualBlock(config.hidden_size) for _ in range(config.num_layers - 1))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """[..., (k + 2) * H] to [..., H]."""
-        z = x[..., : self.hidden_size] + nn.functional.silu(self.first(x))
+        kept = self.residual(x) if hasattr(self, "residual") else x[..., : self.hidden_size]
+        z = kept + nn.functional.silu(self.first(x))
         for block in self.blocks:
             z = block(z)
         return z
@@ -72,8 +79,15 @@ class HydraLevels(LevelHeads):
     def __init__(self, heads: DraftHeads, **kwargs: Any) -> None:
         super().__init__(heads, **kwargs)
         modules: list[Any] = list(heads.heads)
-        self._first = [self.frozen(head.first) for head in modules]
+        self._first = [self._first_of(head) for head in modules]
         self._blocks = [self.frozen_blocks(head.blocks) for head in modules]
+
+    def _first_of(self, head: Any) -> Linear:
+        """W x + b, [M, H]; with a linear residual R x before it, [M, 2 H], in one product."""
+        if self.config.residual == "identity":
+            return self.frozen(head.first)
+        parts = (head.residual, head.first)
+        return self.dense(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
         """h and the root's embedding, [1, 2 H]."""
@@ -85,5 +99,6 @@ class HydraLevels(LevelHeads):
 
     def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
         """Each head's wide block, then its residual ones."""
-        z = state[:, : self.config.hidden_size] + nn.functional.silu(self._first[depth](state))
-        return self._blocks[depth](z)
+        hidden, first = self.config.hidden_size, self._first[depth](state)
+        kept = (state if self.config.residual == "identity" else first)[:, :hidden]
+        return self._blocks[depth](kept + nn.functional.silu(first[:, -hidden:]))

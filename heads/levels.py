@@ -50,11 +50,12 @@ class LevelHeads(ABC):
     def _freeze(self, module: Any) -> Linear:
         if not isinstance(module, nn.Linear):
             return copy.deepcopy(module).requires_grad_(False).to(self.device, self.dtype)
-        weight, bias = (
-            None if part is None else part.detach().to(self.device, self.dtype, copy=True)
-            for part in (module.weight, module.bias)
-        )
-        return self._linear(weight, bias)
+        return self.dense(module.weight, module.bias)
+
+    def dense(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Trained weights [out, in] and biases as a fast function of a copy of them."""
+        copied = weight.detach().to(self.device, self.dtype, copy=True).contiguous()
+        return self._linear(copied, None if bias is None else bias.detach().to(self.device, self.dtype, copy=True))
 
     def frozen_blocks(self, blocks: Any) -> Linear:
         """Residual blocks of a head, one after the other, as one function: [M, H] to [M, H]."""

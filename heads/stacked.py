@@ -54,7 +54,7 @@ class StackedMedusaHeads:
         self.own = self.own_bias = self.down = self.up = None
         if config.lm_head == "own":
             self.own = stack([head.lm_head.weight for head in modules])  # [K, Vd, H]
-            if heads.projection.bias is not None:
+            if modules[0].lm_head.bias is not None:
                 self.own_bias = stack([head.lm_head.bias for head in modules])  # [K, Vd]
         elif config.lm_head == "low_rank":
             self.down = stack([head.down.weight for head in modules])  # [K, r, H]

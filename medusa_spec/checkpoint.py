@@ -1,4 +1,7 @@
-"""Heads on disk: a folder with config, tensors and model card, written whole or not at all. Knows no decoding."""
+"""Heads on disk: a folder with config, tensors and model card, written whole or not at all. Knows no decoding.
+
+Other projects' checkpoints are read, too: see `formats/`.
+"""
 
 import json
 import os
@@ -6,7 +9,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils import cached_file
@@ -14,7 +16,8 @@ from transformers.utils import cached_file
 from medusa_spec.backbone import Backbone
 from medusa_spec.config import MedusaConfig
 from medusa_spec.errors import CheckpointError
-from medusa_spec.files import write_tensors, write_text
+from medusa_spec.files import read_json, write_tensors, write_text
+from medusa_spec.formats import CONFIG_FILE, fetch, foreign_target, has_tensors, read_foreign, speaks_of_heads
 from medusa_spec.heads import DraftHeads, make_heads
 
 CONFIG_NAME = "medusa_config.json"
@@ -31,6 +34,8 @@ def packaged_heads() -> list[str]:
 def heads_folder(name_or_path: str | os.PathLike[str]) -> Path:
     """The folder of heads given by path, by name of packaged heads, or by hub id (which is downloaded).
 
+    It may be a checkpoint of another project.
+
     Raises:
         CheckpointError: If there is none; the message lists the names that exist.
     """
@@ -39,10 +44,15 @@ def heads_folder(name_or_path: str | os.PathLike[str]) -> Path:
         return path
     if str(name_or_path) in packaged_heads():
         return PACKAGED / str(name_or_path)
+    if has_tensors(path):
+        return path
     if path.exists():
-        raise CheckpointError(f"heads must be a folder with a {CONFIG_NAME}, got {path}, which has none")
+        raise CheckpointError(
+            f"heads must be a folder with a {CONFIG_NAME}, or with the tensors of another project's heads, got {path}, "
+            f"which {'has neither' if path.is_dir() else 'is a file: give its folder'}"
+        )
     try:
-        return Path(snapshot_download(str(name_or_path), allow_patterns=[CONFIG_NAME, WEIGHTS_NAME, CARD_NAME]))
+        return fetch(str(name_or_path), [CONFIG_NAME, WEIGHTS_NAME, CARD_NAME], own_config=CONFIG_NAME)
     except Exception as error:
         raise CheckpointError(
             f"heads must be a folder, a hub id or one of {packaged_heads()}, got {str(name_or_path)!r}: {error}"
@@ -50,23 +60,55 @@ def heads_folder(name_or_path: str | os.PathLike[str]) -> Path:
 
 
 def names_heads(name_or_path: str | os.PathLike[str]) -> bool:
-    """Whether a folder, packaged name or hub id is one of heads rather than of a model."""
+    """Whether a folder, packaged name or hub id is one of heads (or of a model with heads) rather than of a model."""
     path = Path(name_or_path)
     if (path / CONFIG_NAME).is_file() or str(name_or_path) in packaged_heads():
         return True
     if path.exists():
-        return False
+        config = path / CONFIG_FILE
+        return config.is_file() and speaks_of_heads(read_json(config))
+    if _cached(name_or_path, CONFIG_NAME) is not None:
+        return True
+    found = _cached(name_or_path, CONFIG_FILE)
+    return found is not None and speaks_of_heads(read_json(Path(found)))
+
+
+def _cached(repository: str | os.PathLike[str], file: str) -> str | None:
+    """A file of a hub repository, here; None if it has no such file, or there is no such repository."""
     try:
-        found = cached_file(
-            str(name_or_path),
-            CONFIG_NAME,
+        return cached_file(
+            str(repository),
+            file,
             _raise_exceptions_for_gated_repo=False,
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
         )
     except OSError:  # no such repository, or what cannot be the name of one
-        return False
-    return found is not None
+        return None
+
+
+def target_of(name_or_path: str | os.PathLike[str], folder: Path) -> tuple[str, str | None]:
+    """Name and revision of the target that heads are for.
+
+    Args:
+        name_or_path: The heads, as the user names them.
+        folder: Their folder, see `heads_folder`.
+
+    Raises:
+        CheckpointError: If they do not say.
+    """
+    revision = None
+    if (folder / CONFIG_NAME).is_file():
+        config = read_config(folder)
+        name, revision = config.base_model_name_or_path, config.base_revision
+    else:
+        name, with_target = foreign_target(folder)
+        name = str(name_or_path) if with_target else name
+    if name is None:
+        raise CheckpointError(
+            f"the heads in {folder} do not name their target; pass it: MedusaModel.from_pretrained(target, heads=...)"
+        )
+    return name, revision
 
 
 def read_config(folder: str | os.PathLike[str]) -> MedusaConfig:
@@ -132,7 +174,7 @@ def load_heads(
     """Loads heads for a target, strictly.
 
     Args:
-        name_or_path: Folder, packaged name or hub id.
+        name_or_path: Folder, packaged name or hub id; of this library or of another project, see docs/formats.md.
         backbone: The target.
         dtype: Of the loaded heads; None takes the target's.
         device: None takes the target's.
@@ -142,19 +184,12 @@ def load_heads(
 
     Raises:
         CheckpointError: If sizes differ from the target's, tensors are missing, surplus, of wrong shape or unreadable.
+        UnsupportedError: If they are of another project and of a kind that is not read, naming it.
     """
     folder = heads_folder(name_or_path)
-    config = read_config(folder)
-    for name, own in (("hidden_size", backbone.hidden_size), ("vocab_size", backbone.vocab_size)):
-        saved = getattr(config.heads, name)
-        if saved != own:
-            raise CheckpointError(
-                f"the heads in {folder} have {name} {saved}, the target has {own}: they were trained for another "
-                f"model ({config.base_model_name_or_path}); use heads of this model"
-            )
-    state = read_weights(folder / WEIGHTS_NAME)
+    foreign = not (folder / CONFIG_NAME).is_file()
+    config, state = read_foreign(folder, backbone) if foreign else _read_own(folder, backbone)
     draft_ids = state.get("draft_ids")
-    _check_draft_ids(folder, draft_ids, config.heads.draft_vocab_size, backbone.vocab_size)
     dtype, device = dtype or backbone.dtype, device or backbone.head_device
     try:
         embedding = backbone.embedding()
@@ -174,6 +209,20 @@ def load_heads(
             stacklevel=2,
         )
     return heads.requires_grad_(False).eval(), config
+
+
+def _read_own(folder: Path, backbone: Backbone) -> tuple[MedusaConfig, dict[str, torch.Tensor]]:
+    config = read_config(folder)
+    for name, own in (("hidden_size", backbone.hidden_size), ("vocab_size", backbone.vocab_size)):
+        saved = getattr(config.heads, name)
+        if saved != own:
+            raise CheckpointError(
+                f"the heads in {folder} have {name} {saved}, the target has {own}: they were trained for another "
+                f"model ({config.base_model_name_or_path}); use heads of this model"
+            )
+    state = read_weights(folder / WEIGHTS_NAME)
+    _check_draft_ids(folder, state.get("draft_ids"), config.heads.draft_vocab_size, backbone.vocab_size)
+    return config, state
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

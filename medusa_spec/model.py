@@ -9,11 +9,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import PushToHubMixin
 
 from medusa_spec.backbone import Backbone
-from medusa_spec.checkpoint import heads_folder, load_heads, names_heads, read_config, save_heads
+from medusa_spec.checkpoint import heads_folder, load_heads, names_heads, save_heads, target_of
 from medusa_spec.config import MedusaConfig
 from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
 from medusa_spec.drafters import Drafter, HeadsDrafter, NgramDrafter
-from medusa_spec.errors import CheckpointError, ConfigError
+from medusa_spec.errors import ConfigError
 from medusa_spec.generation import generate
 from medusa_spec.heads import DraftHeads, HeadsConfig, MedusaHeads
 from medusa_spec.prepare import Prepared, prepare
@@ -37,8 +37,9 @@ class MedusaModel(nn.Module, PushToHubMixin):
 
     Args:
         model: A Hugging Face causal LM, loaded any way: quantised, sharded, with a PEFT adapter active.
-        heads: Trained heads: `DraftHeads` of any family, or what `load_heads` takes. None makes untrained Medusa heads,
-            which begin as the target's own LM head, unless the drafter needs none.
+        heads: Trained heads: `DraftHeads` of any family, or what `load_heads` takes, other projects' checkpoints among
+            them. None makes untrained Medusa heads, which begin as the target's own LM head, unless the drafter needs
+            none.
         drafter: `"heads"`, `"ngram"` (needs no training) or a `Drafter` of your own.
         tree: Template for the heads; None takes the one saved with them.
         probe: Check on attaching that tree passes of this model are exact; off only if you have just seen it pass.
@@ -116,17 +117,11 @@ class MedusaModel(nn.Module, PushToHubMixin):
         kwargs.setdefault("dtype", "auto")
         if heads is None and names_heads(name_or_path):
             heads = heads_folder(name_or_path)
-            config = read_config(heads)
-            if config.base_model_name_or_path is None:
-                raise CheckpointError(
-                    f"the heads in {heads} do not name their target; pass it: "
-                    "MedusaModel.from_pretrained(target, heads=...)"
-                )
-            name_or_path = config.base_model_name_or_path
+            name_or_path, revision = target_of(name_or_path, heads)
             if name_or_path == DEFAULT_MODEL:
                 name_or_path = default_model_path()  # it comes without a network, too
-            if config.base_revision is not None:
-                kwargs.setdefault("revision", config.base_revision)
+            if revision is not None:
+                kwargs.setdefault("revision", revision)
         target = AutoModelForCausalLM.from_pretrained(name_or_path, **kwargs)
         return cls(target, heads, drafter=drafter, tree=tree)
 

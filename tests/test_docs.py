@@ -14,7 +14,9 @@ from medusa_spec.cli.app import app
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = sorted({README, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
-PACKAGES = ["medusa_spec"] + [f"medusa_spec.{name}" for name in ("cli", "drafters", "finetune", "heads", "tree")]
+PACKAGES = ["medusa_spec"] + [
+    f"medusa_spec.{name}" for name in ("cli", "drafters", "finetune", "formats", "heads", "tree")
+]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)")
 SOURCE_NAME = re.compile(r"[\w./-]+\.py\b")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from medusa_spec import MedusaModel
 from medusa_spec.checkpoint import WEIGHTS_NAME
 from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
 from medusa_spec.finetune.config import FinetuneConfig
@@ -55,6 +56,22 @@ def test_heads_of_another_shape_are_refused_with_both_numbers(finished: Finetune
     given = replace(finished, init_from=str(Path(finished.output) / "heads"), num_heads=2)
     with pytest.raises(ConfigError, match=r"num_heads must be that of init_from .* is 3, got 2"):
         start(given, finished)
+
+
+def test_foreign_heads_are_converted_before_they_are_trained_on(finished: FinetuneConfig, tmp_path: Path) -> None:
+    foreign, base = tmp_path / "foreign", finished.model
+    foreign.mkdir()
+    shapes = {
+        f"{k}.0.linear.{part}": shape for k in range(3) for part, shape in (("weight", (32, 32)), ("bias", (32,)))
+    }
+    torch.save({name: torch.randn(shape) * 0.1 for name, shape in shapes.items()}, foreign / "medusa_lm_head.pt")
+    given = replace(finished, init_from=str(foreign))
+    with pytest.raises(ConfigError, match=r"own format, got .*foreign.* convert them once: MedusaModel\.from_pre"):
+        start(given, finished)
+    MedusaModel.from_pretrained(base, heads=foreign).save_pretrained(tmp_path / "ours")
+    heads = start(replace(finished, init_from=str(tmp_path / "ours"), draft_vocab_size=None), finished)
+    stored = torch.load(foreign / "medusa_lm_head.pt")
+    torch.testing.assert_close(heads.state_dict()["heads.2.blocks.0.linear.weight"], stored["2.0.linear.weight"])
 
 
 def test_fresh_heads_are_not_taken_for_trained_ones(finished: FinetuneConfig) -> None:

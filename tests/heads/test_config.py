@@ -54,3 +54,17 @@ def test_unknown_and_missing_keys_are_named() -> None:
         HeadsConfig.from_dict({**CONFIG.to_dict(), "num_head": 3})
     with pytest.raises(ValueError, match=r"must have \['vocab_size'\]"):
         HeadsConfig.from_dict({"hidden_size": 8})
+
+
+def test_a_linear_residual_is_for_hydra_heads() -> None:
+    assert HeadsConfig(hidden_size=8, vocab_size=50, kind="hydra", residual="linear").residual == "linear"
+    with pytest.raises(ValueError, match="residual must be 'identity' for medusa heads"):
+        HeadsConfig(hidden_size=8, vocab_size=50, residual="linear")
+    with pytest.raises(ValueError, match="identity, linear, got 'gated'"):
+        HeadsConfig(hidden_size=8, vocab_size=50, kind="hydra", residual="gated")
+
+
+@pytest.mark.parametrize(("lm_head", "bias"), [("shared", True), ("low_rank", False), ("own", 1)])
+def test_a_bias_is_asked_for_own_lm_heads_only(lm_head: str, bias: object) -> None:
+    with pytest.raises(ValueError, match=f"lm_head_bias must be True or False with lm_head='own'.* got {bias!r}"):
+        HeadsConfig(hidden_size=8, vocab_size=50, lm_head=lm_head, lm_head_bias=bias)

@@ -4,16 +4,23 @@ import pytest
 import torch
 
 from medusa_spec.heads import HeadsConfig, HydraHeads, Projection, TokenEmbedding
-from medusa_spec.heads.config import LM_HEADS
+from medusa_spec.heads.config import LM_HEADS, RESIDUALS
 
 H, V, K = 8, 20, 3
 
 
-def make(*, lm_head="shared", layers=2, trained=False):
+def make(*, lm_head="shared", layers=2, trained=False, residual="identity"):
     whole = Projection(weight=torch.randn(V, H, dtype=torch.float64), scale=0.5)
     embedding = TokenEmbedding(weight=torch.randn(V, H, dtype=torch.float64), scale=2.0)
     config = HeadsConfig(
-        hidden_size=H, vocab_size=V, kind="hydra", num_heads=K, num_layers=layers, lm_head=lm_head, rank=4
+        hidden_size=H,
+        vocab_size=V,
+        kind="hydra",
+        num_heads=K,
+        num_layers=layers,
+        lm_head=lm_head,
+        rank=4,
+        residual=residual,
     )
     heads = HydraHeads(config, whole, None, embedding).double()
     if trained:
@@ -22,16 +29,18 @@ def make(*, lm_head="shared", layers=2, trained=False):
     return heads, whole
 
 
+@pytest.mark.parametrize("residual", RESIDUALS)
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("lm_head", LM_HEADS)
-def test_every_fresh_head_is_the_targets_lm_head(lm_head, layers):
-    heads, whole = make(lm_head=lm_head, layers=layers)
+def test_every_fresh_head_is_the_targets_lm_head(lm_head, layers, residual):
+    heads, whole = make(lm_head=lm_head, layers=layers, residual=residual)
     h, tokens = torch.randn(2, 5, H, dtype=torch.float64), torch.randint(0, V, (2, 5, K))
     torch.testing.assert_close(heads(h, tokens), whole(h).expand(K, -1, -1, -1), rtol=1e-6, atol=1e-6)
 
 
-def test_a_head_depends_on_the_tokens_before_its_own_and_on_no_others():
-    heads, _ = make(trained=True)
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_a_head_depends_on_the_tokens_before_its_own_and_on_no_others(residual):
+    heads, _ = make(trained=True, residual=residual)
     h, tokens = torch.randn(H, dtype=torch.float64), torch.randint(0, V, (K,))
     before = heads(h, tokens)
     for changed in range(K):
@@ -42,8 +51,20 @@ def test_a_head_depends_on_the_tokens_before_its_own_and_on_no_others():
             assert torch.equal(after[k], before[k]) == (changed > k), (changed, k)
 
 
-def test_gradients_reach_every_parameter_and_neither_projection_nor_embedding():
-    heads, _ = make(trained=True)
+def test_a_linear_residual_is_added_to_the_first_block_of_every_head():
+    heads, whole = make(trained=True, residual="linear", layers=2)
+    h, tokens = torch.randn(H, dtype=torch.float64), torch.randint(0, V, (K,))
+    for k, head in enumerate(heads.heads):
+        x = torch.cat([h, *heads.embedding(tokens[: k + 1])])
+        z = head.residual.weight @ x + head.residual.bias
+        z = z + torch.nn.functional.silu(head.first.weight @ x + head.first.bias)
+        z = z + torch.nn.functional.silu(head.blocks[0].linear(z))
+        torch.testing.assert_close(heads(h, tokens)[k], whole(z))
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_gradients_reach_every_parameter_and_neither_projection_nor_embedding(residual):
+    heads, _ = make(trained=True, residual=residual)
     heads(torch.randn(4, H, dtype=torch.float64), torch.randint(0, V, (4, K))).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in heads.parameters())
     assert not heads.projection.weight.requires_grad and not heads.embedding.weight.requires_grad

@@ -9,6 +9,7 @@ from medusa_spec.heads.config import LM_HEADS
 H, V, K = 8, 20, 3
 DRAFT = torch.tensor([0, 2, 3, 7, 12, 18])
 FAMILIES = [
+    ("hydra", {"residual": "linear"}),
     *((kind, {}) for kind in LEVELS),
     ("mlp_speculator", {"tied": True, "inner_size": 5}),
     ("mlp_speculator", {"own_embedding": True, "scale_input": False}),
@@ -22,6 +23,7 @@ def make(kind, *, lm_head="shared", layers=1, draft=False, options=None):
         weight=torch.randn(V, H, dtype=torch.float64), bias=torch.randn(V, dtype=torch.float64), scale=0.7, softcap=3.0
     )
     ids = DRAFT if draft else None
+    options = dict(options or {})
     config = HeadsConfig(
         hidden_size=H,
         vocab_size=V,
@@ -31,7 +33,8 @@ def make(kind, *, lm_head="shared", layers=1, draft=False, options=None):
         lm_head=lm_head,
         rank=4,
         draft_vocab_size=len(DRAFT) if draft else None,
-        options=options or {},
+        residual=options.pop("residual", "identity"),
+        options=options,
     )
     embedding = TokenEmbedding(weight=torch.randn(V, H, dtype=torch.float64), scale=2.0)
     heads = make_heads(config, whole.rows(ids), ids, embedding).double()

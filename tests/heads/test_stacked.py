@@ -9,7 +9,9 @@ DRAFT = torch.tensor([0, 2, 3, 7, 12, 18])
 CPU = torch.device("cpu")
 
 
-def trained(lm_head: str, *, layers: int = 1, bias: bool = True, draft: bool = False) -> MedusaHeads:
+def trained(
+    lm_head: str, *, layers: int = 1, bias: bool = True, draft: bool = False, own_bias: bool | None = None
+) -> MedusaHeads:
     """Heads with random weights everywhere, in float64."""
     whole = Projection(
         weight=torch.randn(V, H, dtype=torch.float64),
@@ -26,6 +28,7 @@ def trained(lm_head: str, *, layers: int = 1, bias: bool = True, draft: bool = F
         lm_head=lm_head,
         rank=4,
         draft_vocab_size=len(DRAFT) if draft else None,
+        lm_head_bias=own_bias,
     )
     heads = MedusaHeads(config, whole.rows(ids), ids).double()
     for parameter in heads.parameters():
@@ -43,6 +46,14 @@ def test_stacked_heads_guess_as_the_modules_do(lm_head: str, layers: int, bias: 
     for _ in range(3):
         h = torch.randn(H, dtype=torch.float64)
         assert torch.allclose(stacked(h), heads(h), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("own_bias", [False, True], ids=["plain-heads", "bias-heads"])
+def test_stacked_heads_have_the_bias_of_their_own(own_bias: bool, bias: bool) -> None:
+    heads = trained("own", bias=bias, own_bias=own_bias)
+    h = torch.randn(H, dtype=torch.float64)
+    torch.testing.assert_close(StackedMedusaHeads(heads, dtype=torch.float64, device=CPU)(h), heads(h))
 
 
 def test_stacked_heads_are_a_frozen_copy() -> None:

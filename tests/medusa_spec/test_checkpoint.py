@@ -20,6 +20,7 @@ from medusa_spec.checkpoint import (
     packaged_heads,
     read_config,
     save_heads,
+    target_of,
 )
 from medusa_spec.config import MedusaConfig
 from medusa_spec.errors import CheckpointError
@@ -280,3 +281,32 @@ def test_draft_ids_that_do_not_rise_are_refused(backbone: Backbone, saved: Path,
 @pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", ""])
 def test_what_can_be_no_name_names_no_heads(name: str) -> None:
     assert not names_heads(name)
+
+
+def test_a_file_of_heads_is_asked_for_by_its_folder(saved: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a file: give its folder"):
+        heads_folder(saved / WEIGHTS_NAME)
+
+
+def test_heads_name_their_target_or_it_has_to_be_given(backbone: Backbone, saved: Path, tmp_path: Path) -> None:
+    assert target_of("any name", saved) == ("org/base", None)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    tensors = {"0.0.linear.weight": torch.ones(H, H), "0.0.linear.bias": torch.ones(H)}
+    save_file(tensors, foreign / "x.safetensors")
+    with pytest.raises(CheckpointError, match="do not name their target"):
+        target_of("any name", foreign)
+    (foreign / "config.json").write_text('{"base_model_name_or_path": "org/other"}')
+    assert target_of("any name", foreign) == ("org/other", None)
+    inside = {f"medusa_head.{name}": tensor for name, tensor in tensors.items()}
+    save_file(inside | {"model.norm.weight": torch.ones(H)}, foreign / "x.safetensors")
+    assert target_of("any name", foreign) == ("any name", None)
+
+
+def test_our_own_folder_is_read_strictly_whatever_foreign_files_lie_in_it(backbone: Backbone, saved: Path) -> None:
+    foreign = {"0.0.linear.weight": torch.ones(H, H), "0.0.linear.bias": torch.ones(H)}
+    save_file(foreign, saved / "medusa_lm_head.safetensors")
+    assert load_heads(saved, backbone)[0].config.draft_vocab_size == len(DRAFT)
+    save_file(foreign, saved / WEIGHTS_NAME)
+    with pytest.raises(CheckpointError, match="draft_ids are missing"):
+        load_heads(saved, backbone)
