@@ -10,7 +10,7 @@ import torch
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import save_heads
 from medusa_spec.config import MedusaConfig
-from medusa_spec.cost import SIZES, best_size, measure_pass_times
+from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times, pass_timer
 from medusa_spec.drafters import HeadsDrafter
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
@@ -21,13 +21,13 @@ from medusa_spec.finetune.train import load_trained
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import DraftHeads
 from medusa_spec.prepare import prepare
-from medusa_spec.tree import PathValues, TreeTemplate, best_tree, count_paths, expected_accepted
+from medusa_spec.tree import PathValues, TreeTemplate, best_tree, chain_template, count_paths, expected_accepted
 
 PREFIX = 256
 """Tokens before the pass whose time is measured: a usual chat."""
 
-USUAL_SIZE = 7
-"""Draft nodes of the tree whose drafting is timed: sequential heads pay by its depth, which hardly grows beyond."""
+USUAL_SIZE = 8
+"""Nodes of the target's passes between which drafts are timed."""
 
 SHOWN_SIZES = (1, 3, 7, 15, 31, 63)
 """Tree sizes, in draft nodes, that the record lists."""
@@ -57,20 +57,24 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     values, result = count(config, heads)
     expected = expected_accepted(values, config.max_tree_size)
     result["expected_mu"] = [round(mu, 4) for mu in expected]
-    times: dict[int, float] = {}
-    size = config.tree_size
-    if size is None:
+    if config.tree_size is None:
         target.for_decoding()
-        size, times = choose_size(values, expected, heads, target.backbone)
-    size = min(size, len(expected) - 1)
-    result |= {"tree_size": size, "pass_seconds": {str(n): seconds for n, seconds in times.items()}}
+        tree, times, drafts = choose_tree(values, config.max_tree_size, heads, target.backbone)
+    else:
+        tree, times, drafts = best_tree(values, min(config.tree_size, len(expected) - 1)), {}, {}
+    result |= {
+        "tree_size": len(tree.paths),
+        "tree_depth": tree.depth,
+        "pass_seconds": {str(n): seconds for n, seconds in times.items()},
+        "draft_seconds": {str(depth): seconds for depth, seconds in drafts.items()},
+    }
     medusa_config = MedusaConfig(
         heads=heads.config,
         base_model_name_or_path=config.base_name or config.model,
         base_revision=config.revision,
         lm_head_hash=target.backbone.lm_head_hash(),
         chat_template_hash=stages.read_done(output, "data")["result"]["chat_template_hash"],
-        tree=best_tree(values, size),  # of no nodes where plain decoding is the fastest
+        tree=tree,
         values=values,
         training=training_record(config, result),
     )
@@ -93,37 +97,45 @@ def count(config: FinetuneConfig, heads: DraftHeads) -> tuple[PathValues, dict[s
     return count_paths(ranks, width=width), record
 
 
-def choose_size(
-    values: PathValues, expected: list[float], heads: DraftHeads, backbone: Backbone
-) -> tuple[int, dict[int, float]]:
-    """The tree size that gains most per second on this machine.
+def choose_tree(
+    values: PathValues, largest: int, heads: DraftHeads, backbone: Backbone
+) -> tuple[TreeTemplate, dict[int, float], dict[int, float]]:
+    """The tree that gains most per second on this machine, searched over size and depth.
+
+    Sequential heads pay for every level of a tree, so a deep one must be worth its drafting as well as its pass.
 
     Args:
-        values: Counts, from which the tree comes whose drafting is timed.
-        expected: μ of the best tree of 0, 1, 2, ... draft nodes.
+        values: Counts.
+        largest: Most draft nodes considered.
         heads: Their time is paid by every drafted pass.
         backbone: The target, whose pass times are measured.
 
     Returns:
-        Draft nodes, and seconds by N.
+        The tree, of no nodes where plain decoding is the fastest; seconds of a pass by N; seconds of a draft by depth.
     """
-    sizes = [size for size in SIZES if size <= len(expected)]
     prepared = prepare(backbone.model, backbone.lm_head)  # as it will be when it decodes
     try:
-        times = measure_pass_times(backbone, sizes, PREFIX)
+        times = measure_pass_times(backbone, [size for size in SIZES if size <= largest + 1], PREFIX)
+        drafts = {depth: draft_seconds(heads, backbone, chain_template(depth)) for depth in range(1, values.depth + 1)}
     finally:
         prepared.undo()
-    usual = best_tree(values, min(USUAL_SIZE, len(expected) - 1))
-    return best_size(expected, times, extra=draft_seconds(heads, backbone, usual)), times
+    found: list[tuple[float, int, TreeTemplate]] = []
+    for depth, seconds in drafts.items():
+        shallow = values.up_to(depth)
+        expected = expected_accepted(shallow, largest)
+        size = best_size(expected, times, extra=seconds)
+        cost = interpolate(times, size + 1) + (seconds if size else 0.0)
+        found.append(((1.0 + expected[size]) / cost, -depth, best_tree(shallow, size)))
+    return max(found, key=lambda entry: entry[:2])[2], times, drafts
 
 
-def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, repeats: int = 20) -> float:
-    """Median seconds of one draft of a tree."""
-    device = heads.projection.weight.device
-    drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=device)
-    h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=device)
-    session, seconds = drafter.begin([]), []
+def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, repeats: int = 15) -> float:
+    """Median seconds of one draft of a tree, a pass of the target before each: it leaves no weights in the caches."""
+    drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=heads.projection.weight.device)
+    h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=heads.projection.weight.device)
+    target_pass, session, seconds = pass_timer(backbone, USUAL_SIZE, PREFIX), drafter.begin([]), []
     for _ in range(repeats):
+        target_pass()
         began = time.perf_counter()
         session.draft(0, h, None)
         seconds.append(time.perf_counter() - began)

@@ -36,12 +36,12 @@ publish() { # name
 }
 
 # shellcheck disable=SC2086  # DATA may name several files
-train smollm2-135m --data ${DATA:-self} --epochs 3 --tree-size 4 "$@"
+train smollm2-135m --data ${DATA:-self} --kind hydra --num-layers 2 --epochs 2 --tree-size 5 "$@"
 publish smollm2-135m
 
 if [ -n "$DATA" ]; then
     # shellcheck disable=SC2086
     train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" --states-from "$RUNS/smollm2-135m" \
-        --init-from "$RUNS/smollm2-135m/heads" --epochs 2 --learning-rate 5e-4 --tree-size 7 "$@"
+        --init-from "$RUNS/smollm2-135m/heads" --kind hydra --num-layers 2 --epochs 1 --learning-rate 5e-4 --tree-size 5 "$@"
     publish smollm2-135m-gsm8k
 fi

@@ -57,6 +57,11 @@ class PathValues:
         """R, the number of ranks counted per head."""
         return len(self.singles[0]) if self.singles else 0
 
+    def up_to(self, depth: int) -> "PathValues":
+        """What is known of paths of at most `depth` guesses: trees made from it are no deeper."""
+        counts = {path: count for path, count in self.counts.items() if len(path) <= depth}
+        return PathValues(total=self.total, counts=counts, singles=self.singles[:depth])
+
     def value(self, path: RankPath) -> float:
         """Probability that every guess on `path` is right; never more than that of its prefix."""
         if not path:

@@ -54,6 +54,18 @@ def test_the_tree_pays_by_measured_times(
     assert result["pass_seconds"]["8"] == 100.0
 
 
+def test_a_level_must_be_worth_its_drafting(
+    finished: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "measure_pass_times", lambda backbone, sizes, prefix: dict.fromkeys(sizes, 1.0))
+    depths = {}
+    for name, price in (("dear", 100.0), ("free", 0.0)):
+        monkeypatch.setattr(calibrate, "draft_seconds", lambda heads, backbone, tree, p=price: p * (tree.depth > 1))
+        config = again(finished, tmp_path / name, tree_size=None)
+        depths[name] = run_calibrate(config, Target(config))["tree_depth"]
+    assert depths["dear"] == 1 < depths["free"]
+
+
 def test_real_times_choose_a_size_within_bounds(finished: FinetuneConfig, tmp_path: Path) -> None:
     config = again(finished, tmp_path / "run", tree_size=None)
     result = run_calibrate(config, Target(config))

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_spec.tree import PathValues, count_paths, values
+from medusa_spec.tree import PathValues, best_tree, count_paths, values
 
 RANKS = st.integers(1, 3).flatmap(
     lambda heads: st.lists(st.lists(st.integers(-1, 3), min_size=heads, max_size=heads), min_size=1, max_size=30)
@@ -71,3 +71,12 @@ def test_ranks_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
 def test_counts_that_cannot_be_are_refused(counts: dict[tuple[int, ...], int], singles: tuple[tuple[int, ...]]) -> None:
     with pytest.raises(ValueError, match="counts must be|singles must"):
         PathValues(total=10, counts=counts, singles=singles)
+
+
+def test_values_up_to_a_depth_make_the_best_trees_of_that_depth() -> None:
+    values = PathValues(total=10, counts={(0,): 5, (1,): 3, (0, 0): 5, (0, 0, 0): 5}, singles=((5, 3), (5, 1), (5, 1)))
+    shallow = values.up_to(2)
+    assert shallow.depth == 2
+    for path in ((0,), (1,), (0, 0), (1, 1)):
+        assert shallow.value(path) == values.value(path)
+    assert best_tree(shallow, 4).depth == 2 < best_tree(values, 4).depth
