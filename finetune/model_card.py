@@ -13,7 +13,7 @@ def model_card(config: MedusaConfig) -> str:
         "---\nlibrary_name: medusa-spec\n"
         + (f"base_model: {base}\n" if base else "")
         + "tags:\n- speculative-decoding\n- medusa\n---",
-        f"# Medusa heads for {base or 'a causal LM'}",
+        f"# Draft heads for {base or 'a causal LM'}",
         f"{config.heads.num_heads} heads of the family {config.heads.kind}, {config.heads.num_layers} block(s), "
         f"LM head: {config.heads.lm_head.replace('_', ' ')}, {config.heads.num_draft_tokens} draft tokens. "
         "They propose tokens; the base model checks them, so its output does not change.",

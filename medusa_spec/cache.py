@@ -206,15 +206,8 @@ class SlabCache(Cache):
         assert slab is not None, "a tree pass before `seal`"
         return slab.bases[row]
 
-    def holds(self, layer: int, dtype: torch.dtype) -> bool:
-        """Whether a layer's keys and values lie in slabs of this dtype, on the CPU and alike in shape."""
-        keys, slab = self.layers[layer].keys, self.layers[layer].slab
-        return (
-            slab is not None and keys.dtype == dtype and keys.is_cpu and keys.shape == self.layers[layer].values.shape
-        )
-
-    def holds_all(self, dtype: torch.dtype) -> bool:
-        """Whether that is so at every layer."""
+    def holds(self, dtype: torch.dtype) -> bool:
+        """Whether all keys and values lie in slabs of this dtype, on the CPU and alike in shape."""
         slabs = self._slabs
         return bool(slabs) and all(
             slab.keys.dtype == dtype and slab.keys.is_cpu and slab.keys.shape == slab.values.shape for slab in slabs

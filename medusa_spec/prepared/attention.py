@@ -63,7 +63,7 @@ class FastAttention(Swapped):
         record: AttentionRecord = self.__dict__[RECORD]
         hidden = args[0] if args else kwargs.get("hidden_states")
         positions = kwargs.get("position_embeddings")
-        if hidden is None or positions is None or not takes_pass(self, record, hidden, positions, tree_pass):
+        if hidden is None or positions is None or not takes_pass(record, hidden, positions, tree_pass):
             return super().forward(*args, **kwargs)
         if not record.watch.holds():
             return super().forward(*args, **kwargs)
@@ -72,7 +72,6 @@ class FastAttention(Swapped):
 
 
 def takes_pass(
-    module: nn.Module,
     record: AttentionRecord,
     hidden: torch.Tensor,
     positions: tuple[torch.Tensor, torch.Tensor],
@@ -85,7 +84,7 @@ def takes_pass(
         and hidden.shape[-1] == record.joined.packed.inputs
         and positions[0].dtype == positions[1].dtype == dtype
         and positions[0].shape[-1] == record.template.rotary
-        and tree_pass.cache.holds(module.layer_idx, dtype)  # type: ignore[arg-type]
+        and tree_pass.cache.holds(dtype)
     )
 
 

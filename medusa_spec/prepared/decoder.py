@@ -69,8 +69,7 @@ def _hidden(
         return None
     hidden = modules["embed_tokens"](ids)
     angles = modules["rotary_emb"](hidden, position_ids=positions)
-    first = record.layers[0]
-    if not takes_pass(first, hidden, angles, tree_pass) or not tree_pass.cache.holds_all(hidden.dtype):
+    if not takes_pass(record.layers[0], hidden, angles, tree_pass):  # the others are of its dtype and rotary size
         return None
     return modules["norm"](run_layers(record.layers, hidden, angles, tree_pass))
 

@@ -44,7 +44,6 @@ class LayerRecord:
 
     Attributes:
         attention: The attention's own record.
-        inner: The MLP's own record.
         parts: The four parts, by attribute.
         products: The linear layers, by field of a `LayerCall`.
         biased: Whether any of them has a bias.
@@ -53,7 +52,6 @@ class LayerRecord:
     """
 
     attention: AttentionRecord
-    inner: GatedRecord
     parts: dict[str, nn.Module]
     products: dict[str, JoinedLinear | FrozenPackedLinear]
     template: LayerCall
@@ -83,7 +81,7 @@ def takes_pass(
     tree_pass: TreePass,
 ) -> bool:
     """Whether the kernel reads these states, angles and this cache."""
-    return attention.takes_pass(record.parts["self_attn"], record.attention, hidden, positions, tree_pass)
+    return attention.takes_pass(record.attention, hidden, positions, tree_pass)
 
 
 def run_layers(
@@ -149,7 +147,6 @@ def fasten_decoder_layer(module: nn.Module) -> bool:
     products = dict(zip(PRODUCTS, (own.joined, inner.joined, *last), strict=True))
     record = LayerRecord(
         attention=own,
-        inner=inner,
         parts=found,
         products=products,
         template=_template(found, own, inner, products),
