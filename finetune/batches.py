@@ -1,53 +1,131 @@
 """The order in which training reads the store: a fixed list of batches, one per step of the whole run."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
 import torch
 from torch.utils.data import Dataset
 
-from medusa_spec.finetune.ranks import decoding_rows
-from medusa_spec.finetune.store import StateStore
+from medusa_spec.finetune.store import StateStore, Text
 
 WINDOW_SHARDS = 32
 """Shards shuffled together: reads stay near each other on disk when the store is larger than the memory."""
 
+LENGTH_STEP = 16
+"""Texts whose lengths differ by less may share a batch, whichever comes first."""
 
-class StepBatches(Dataset[dict[str, torch.Tensor]]):
+Batch = dict[str, torch.Tensor]
+
+
+class StepBatches(Dataset[Batch], ABC):
     """Item i is the batch of step i, over all epochs.
 
     So a resumed run needs no state of a shuffling generator: it goes on with item i.
 
     Args:
         store: The train split.
-        batch_positions: Positions per step; the last batch of an epoch may be smaller.
+        batch_positions: Positions per step.
         epochs: Passes over the store.
         seed: Of the order.
     """
 
+    steps_per_epoch: int
+
     def __init__(self, store: StateStore, *, batch_positions: int, epochs: int, seed: int) -> None:
-        self.store, self.batch_positions, self.seed = store, batch_positions, seed
-        rows = decoding_rows(store)
-        edges = torch.searchsorted(rows, store.starts)
-        self.by_shard = [rows[a:b] for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
-        self.steps_per_epoch = -(-len(rows) // batch_positions)
-        self.epochs = epochs
-        self._cached: tuple[int, torch.Tensor] | None = None
+        self.store, self.batch_positions, self.epochs, self.seed = store, batch_positions, epochs, seed
+        self._ordered: tuple[int, list[torch.Tensor]] | None = None
+        self.steps_per_epoch = len(self.order(0))
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.epochs
 
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, step: int) -> Batch:
         epoch, place = divmod(step, self.steps_per_epoch)
-        start = place * self.batch_positions
-        rows = self.store.rows(self.order(epoch)[start : start + self.batch_positions])
+        return self.read(self.order(epoch)[place])
+
+    def order(self, epoch: int) -> list[torch.Tensor]:
+        """What each step of an epoch reads, as int64 numbers; a function of seed and epoch alone."""
+        if self._ordered is None or self._ordered[0] != epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._ordered = epoch, list(self.shuffled(generator))
+        return self._ordered[1]
+
+    @abstractmethod
+    def shuffled(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
+        """The steps of an epoch: as many whatever the generator draws."""
+
+    @abstractmethod
+    def read(self, numbers: torch.Tensor) -> Batch:
+        """The batch of a step."""
+
+
+class PositionBatches(StepBatches):
+    """Positions in any order, for heads that read h of one position: `h` [T, H] and `targets` [T, K + 1].
+
+    The last batch of an epoch may be smaller.
+    """
+
+    def shuffled(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
+        """Rows, shuffled within windows of shards."""
+        rows = self.store.decoding_rows()
+        edges = torch.searchsorted(rows, self.store.starts).tolist()
+        by_shard = [rows[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        shards = torch.randperm(len(by_shard), generator=generator).tolist()
+        windows = []
+        for start in range(0, len(shards), WINDOW_SHARDS):
+            window = torch.cat([by_shard[shard] for shard in shards[start : start + WINDOW_SHARDS]])
+            windows.append(window[torch.randperm(len(window), generator=generator)])
+        return iter(torch.cat(windows).split(self.batch_positions))
+
+    def read(self, numbers: torch.Tensor) -> Batch:
+        """See `StateStore.rows`."""
+        rows = self.store.rows(numbers)
         return {"h": rows.h, "targets": rows.targets}
 
-    def order(self, epoch: int) -> torch.Tensor:
-        """Int64 row numbers in the order of this epoch, a function of seed and epoch alone."""
-        if self._cached is None or self._cached[0] != epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            shards = torch.randperm(len(self.by_shard), generator=generator).tolist()
-            windows = []
-            for start in range(0, len(shards), WINDOW_SHARDS):
-                window = torch.cat([self.by_shard[s] for s in shards[start : start + WINDOW_SHARDS]])
-                windows.append(window[torch.randperm(len(window), generator=generator)])
-            self._cached = epoch, torch.cat(windows)
-        return self._cached[1]
+
+class TextBatches(StepBatches):
+    """Whole texts of similar length, for heads that attend: see `StateStore.batch`; padding counts as positions."""
+
+    def __init__(self, store: StateStore, **kwargs: int) -> None:
+        self.texts = store.texts()
+        super().__init__(store, **kwargs)
+
+    def shuffled(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
+        """Texts of one step of lengths in any order, cut into batches, and those in any order."""
+        numbers = torch.randperm(len(self.texts), generator=generator)
+        steps = torch.tensor([-(-text.length // LENGTH_STEP) for text in self.texts])
+        numbers = numbers[steps[numbers].sort(stable=True).indices]
+        batches, first = [], 0
+        for place, width in enumerate((steps[numbers] * LENGTH_STEP).tolist()):
+            if place > first and (place + 1 - first) * width > self.batch_positions:
+                batches.append(numbers[first:place])
+                first = place
+        batches.append(numbers[first:])
+        return (batches[place] for place in torch.randperm(len(batches), generator=generator).tolist())
+
+    def read(self, numbers: torch.Tensor) -> Batch:
+        """See `StateStore.batch`."""
+        return self.store.batch([self.texts[number] for number in numbers.tolist()])
+
+
+def step_batches(store: StateStore, *, attends: bool, batch_positions: int, epochs: int, seed: int) -> StepBatches:
+    """The batches that a family reads."""
+    kind = TextBatches if attends else PositionBatches
+    return kind(store, batch_positions=batch_positions, epochs=epochs, seed=seed)
+
+
+def in_order(store: StateStore, *, attends: bool, batch_positions: int = 2048) -> Iterator[Batch]:
+    """All positions at which decoding would draft, once, in the order of the store."""
+    if not attends:
+        for numbers in store.decoding_rows().split(batch_positions):
+            rows = store.rows(numbers)
+            yield {"h": rows.h, "targets": rows.targets}
+        return
+    batch: list[Text] = []
+    for text in store.texts():  # of falling length
+        if batch and (len(batch) + 1) * max(batch[0].length, text.length) > batch_positions:
+            yield store.batch(batch)
+            batch = []
+        batch.append(text)
+    if batch:
+        yield store.batch(batch)

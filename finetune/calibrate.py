@@ -13,8 +13,9 @@ from medusa_spec.config import MedusaConfig
 from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times, pass_timer
 from medusa_spec.drafters import HeadsDrafter
 from medusa_spec.finetune import stages
+from medusa_spec.finetune.batches import in_order
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.ranks import accuracy, complete_rows, measure_ranks
+from medusa_spec.finetune.ranks import accuracy, measure_ranks
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
@@ -89,9 +90,9 @@ def count(config: FinetuneConfig, heads: DraftHeads) -> tuple[PathValues, dict[s
     Returns:
         The counts, and a record of positions and accuracy.
     """
-    store = StateStore(Path(config.output) / "states", "held_out")
+    store = StateStore(Path(config.output), "held_out", heads.config.num_heads)
     model = TrainedHeads(heads, depth_decay=config.depth_decay)
-    ranks = measure_ranks(model, store, complete_rows(store))
+    ranks = measure_ranks(model, in_order(store, attends=heads.attends))
     width = min(config.tree_width, heads.config.num_draft_tokens)
     record = {"positions": len(ranks), "top1": accuracy(ranks, 1), "top5": accuracy(ranks, 5)}
     return count_paths(ranks, width=width), record

@@ -4,10 +4,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.heads import options_of, parse_options
+from medusa_spec.heads import FAMILIES, fitted_options, options_of, parse_options
 from medusa_spec.heads.config import KINDS, LM_HEADS, HeadsConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+MIMICS = tuple(kind for kind, family in FAMILIES.items() if family.mimics)
+"""Families whose features are to be the target's h."""
 SELF = "self"
 """The value of `data` that asks the model to write its own prompts and answers."""
 
@@ -45,6 +47,8 @@ class FinetuneConfig:
         warmup: Share of the steps over which the learning rate rises.
         max_grad_norm: Clipping.
         depth_decay: Weight of head k in the loss is `depth_decay ** k`.
+        feature_weight: Weight of the distance between guessed features and the target's beside the cross-entropy; for
+            EAGLE-1 heads.
         save_steps: Steps between training checkpoints: what a kill can cost.
         seed: Order of the data.
         dtype: Dtype of the target while its states are read; `auto` is bfloat16, or float32 on a CPU that would only
@@ -89,6 +93,7 @@ class FinetuneConfig:
     warmup: float = 0.05
     max_grad_norm: float = 1.0
     depth_decay: float = 0.8
+    feature_weight: float = 0.0
     save_steps: int = 200
     seed: int = 0
     dtype: DType = "auto"
@@ -144,17 +149,28 @@ class FinetuneConfig:
             raise ConfigError(f"warmup must be a share of the steps in 0..1, got {self.warmup}")
         if not 0 < self.depth_decay <= 1:
             raise ConfigError(f"depth_decay must be in 0..1 and above 0, got {self.depth_decay}")
+        if not self.feature_weight >= 0 or (self.feature_weight and self.kind not in MIMICS):
+            raise ConfigError(
+                f"feature_weight must be 0 or more, and 0 unless kind is one of {', '.join(MIMICS)}, got "
+                f"{self.feature_weight} with kind {self.kind!r}"
+            )
         if self.dtype not in get_args(DType):
             raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}, got {self.dtype!r}")
 
-    def heads_config(self, *, hidden_size: int, vocab_size: int) -> HeadsConfig:
-        """The heads' config on a target of these sizes; a draft vocabulary of V or more means all of V."""
+    def heads_config(self, *, hidden_size: int, vocab_size: int, target: Any = None) -> HeadsConfig:
+        """The heads' config on a target of these sizes; a draft vocabulary of V or more means all of V.
+
+        Args:
+            hidden_size: H.
+            vocab_size: V.
+            target: Config of the target's decoder, which the layers of some families follow.
+        """
         size = self.draft_vocab_size
         return HeadsConfig(
             hidden_size=hidden_size,
             vocab_size=vocab_size,
             kind=self.kind,
-            options=self.options,
+            options=fitted_options(self.kind, self.options, target),
             num_heads=self.num_heads,
             num_layers=self.num_layers,
             lm_head=self.lm_head,

@@ -1,9 +1,11 @@
 """Ranks of the true tokens among the heads' guesses, on stored states: what accuracy and trees are counted from."""
 
+from collections.abc import Iterable, Mapping
+
 import torch
 
 from medusa_spec.finetune.losses import CHUNK_ELEMENTS
-from medusa_spec.finetune.store import UNTRAINED, StateStore
+from medusa_spec.finetune.store import UNTRAINED
 from medusa_spec.finetune.trained import TrainedHeads
 
 
@@ -27,41 +29,49 @@ def rank_of(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return torch.where(index >= 0, rank, -1)
 
 
-def decoding_rows(store: StateStore) -> torch.Tensor:
-    """Int64 row numbers at which decoding would draft: the token after them was the target's choice."""
-    roots = torch.cat([targets[:, 0] for targets in store.targets])
-    return (roots != UNTRAINED).nonzero().flatten()
-
-
-def complete_rows(store: StateStore) -> torch.Tensor:
-    """Those of `decoding_rows` at which every head has a target: at the end of an answer there is nothing to be right
-    about. If there are none, all of `decoding_rows`."""
-    every = torch.cat([(targets != UNTRAINED).all(1) for targets in store.targets])
-    complete = every.nonzero().flatten()
-    return complete if len(complete) else decoding_rows(store)
-
-
 @torch.no_grad()
-def measure_ranks(model: TrainedHeads, store: StateStore, rows: torch.Tensor) -> torch.Tensor:
-    """Ranks at the given rows of the store.
+def measure_ranks(
+    model: TrainedHeads, batches: Iterable[Mapping[str, torch.Tensor]], limit: int | None = None
+) -> torch.Tensor:
+    """Ranks at the positions at which every head has a target: at the end of an answer there is nothing to be right
+    about. If there are none, at all positions at which decoding would draft.
+
+    Args:
+        model: The heads.
+        batches: As the model takes them.
+        limit: Most positions.
 
     Returns:
         Int64 [T, K]; -1 where the truth lies outside the draft vocabulary.
     """
+    complete, others, found = [], [], 0
+    for batch in batches:
+        ranks, targets = _ranks(model, batch)
+        known = targets != UNTRAINED
+        complete.append(ranks[known.all(1)])
+        others.append(ranks[known[:, 0]])
+        found += len(complete[-1])
+        if limit is not None and found >= limit:
+            break
+    result = torch.cat(complete)
+    return result[:limit] if len(result) else torch.cat(others)[:limit]
+
+
+def _ranks(model: TrainedHeads, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ranks [T, K] and targets [T, K + 1] at all positions of a batch that decoding would draft from."""
     projection = model.heads.projection
-    device = projection.weight.device
-    size = max(1, min(2048, CHUNK_ELEMENTS // projection.weight.shape[0]))
-    result = []
-    for start in range(0, len(rows), size):
-        batch = store.rows(rows[start : start + size])
-        h = batch.h.to(device, model.weights.dtype)
-        indices = model.indices(batch.targets.to(device))
-        columns = []
-        for k, z in enumerate(model.features(h, batch.targets.to(device))):
-            logits = model.heads.head(k).logits(z, projection)
-            columns.append(rank_of(logits, indices[:, k]))
-        result.append(torch.stack(columns, dim=1).cpu())
-    return torch.cat(result)
+    moved = {name: tensor.to(projection.weight.device) for name, tensor in batch.items()}
+    targets = moved["targets"].flatten(0, -2)
+    rows = (targets[:, 0] != UNTRAINED).nonzero().flatten()
+    indices = model.indices(targets[rows])
+    size = max(1, CHUNK_ELEMENTS // projection.weight.shape[0])
+    columns = []
+    for k, z in enumerate(model.features(**moved)):
+        parts = zip(z.flatten(0, -2)[rows].split(size), indices[:, k].split(size), strict=True)
+        columns.append(
+            torch.cat([rank_of(model.heads.head(k).logits(part, projection), index) for part, index in parts])
+        )
+    return torch.stack(columns, dim=1).cpu(), targets[rows].cpu()
 
 
 def accuracy(ranks: torch.Tensor, top: int) -> list[float]:

@@ -9,12 +9,12 @@ from medusa_spec.errors import ConfigError
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
-from medusa_spec.finetune.store import StateStore, read_shard, shard_path
+from medusa_spec.finetune.store import kept_positions, read_shard, shard_path
 from medusa_spec.finetune.target import compute_dtype
 from medusa_spec.finetune.tokens import Conversation, TokenData
 
-Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""h [T, H], targets int32 [T, K + 1] and positions int32 [T] of one conversation."""
+Part = dict[str, torch.Tensor]
+"""Columns of one conversation: h [T, H], positions int32 [T], and layers [T, L, H] where some are tapped."""
 
 
 class KnownStates:
@@ -22,37 +22,38 @@ class KnownStates:
 
     Args:
         config: The run that asks.
+        whole: Whether it wants whole texts.
+        taps: Layers that it wants.
 
     Raises:
-        ConfigError: If that run's states are not finished, or were read with another model, dtype or number of heads.
+        ConfigError: If that run's states are not finished, or were read with another model or dtype, or are not all
+            that is wanted.
     """
 
-    def __init__(self, config: FinetuneConfig) -> None:
+    def __init__(self, config: FinetuneConfig, *, whole: bool, taps: tuple[int, ...]) -> None:
         assert config.states_from is not None
         output = Path(config.states_from)
         theirs = stages.read_done(output, "states")["settings"] | stages.read_done(output, "data")["settings"]
-        ours = {
-            "model": config.model,
-            "revision": config.revision,
-            "num_heads": config.num_heads,
-            "dtype": str(compute_dtype(config)),
-        }
+        ours = {"model": config.model, "revision": config.revision, "dtype": str(compute_dtype(config))}
+        ours |= {"whole": True} if whole else {}
+        ours |= {"taps": list(taps)} if taps else {}
         for name, value in ours.items():
             if theirs[name] != value:
                 raise ConfigError(
                     f"states_from must be a run with {name} {value!r}, the one in {output} has {theirs[name]!r}; "
                     "leave states_from out to read the states anew"
                 )
-        self._folder = output / "states"
+        self._folder, self._whole, self._taps = output / "states", whole, bool(taps)
         self._places: dict[str, tuple[str, int, int, int]] = {}
+        self._open: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
         for split in SPLITS:
-            data, store = TokenData(output / "data", split), StateStore(output / "states", split)
-            for shard, numbers in enumerate(store.conversations):
+            data = TokenData(output / "data", split)
+            for shard in range(len(stages.read_done(output, "states")["result"]["splits"][split])):
+                numbers = self._shard(split, shard)["conversation"]
                 values, counts = torch.unique_consecutive(numbers, return_counts=True)
                 ends = counts.cumsum(0).tolist()
                 for number, start, end in zip(values.tolist(), [0, *ends], ends, strict=False):
                     self._places[_name(data[number])] = split, shard, start, end
-        self._open: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
 
     def find(self, conversation: Conversation) -> Part | None:
         """The states of a conversation with the same tokens and mask, or None."""
@@ -60,10 +61,17 @@ class KnownStates:
         if place is None:
             return None
         split, shard, start, end = place
-        if (split, shard) not in self._open:
-            self._open[split, shard] = read_shard(shard_path(self._folder, split, shard))
-        tensors = self._open[split, shard]
-        return tensors["h"][start:end], tensors["targets"][start:end], tensors["position"][start:end]
+        columns = ("h", "position", *(["layers"] if self._taps else []))
+        part = {name: self._shard(split, shard)[name][start:end] for name in columns}
+        if self._whole:
+            return part
+        wanted = torch.isin(part["position"], kept_positions(conversation.mask, whole=False))
+        return part if wanted.all() else {name: column[wanted] for name, column in part.items()}
+
+    def _shard(self, split: str, number: int) -> dict[str, torch.Tensor]:
+        if (split, number) not in self._open:
+            self._open[split, number] = read_shard(shard_path(self._folder, split, number))
+        return self._open[split, number]
 
 
 def _name(conversation: Conversation) -> str:

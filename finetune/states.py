@@ -1,7 +1,7 @@
 """The states stage: the frozen target reads the data once, and its hidden states are kept."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,14 +9,16 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
+from medusa_spec.backbone import TargetStates
 from medusa_spec.files import write_json
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.reuse import KnownStates
-from medusa_spec.finetune.store import make_targets, read_shard, shard_path, wanted_positions, write_shard
-from medusa_spec.finetune.target import compute_dtype
+from medusa_spec.finetune.store import kept_positions, read_shard, shard_path, write_shard
+from medusa_spec.finetune.target import compute_dtype, decoder_config
 from medusa_spec.finetune.tokens import Conversation, TokenData
+from medusa_spec.heads import FAMILIES, fitted_options, options_of
 
 STORED_DTYPE = torch.bfloat16
 """Half the disk; heads are trained in float32 from it, and in decoding they see a rounded h as well."""
@@ -35,8 +37,15 @@ class HiddenStates(Protocol):
         """Where the target computes."""
         ...
 
-    def hidden_states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Ids [B, T] to h [B, T, H], the tensor that enters the LM head."""
+    @property
+    def config(self) -> Any:
+        """Config of its decoder."""
+        ...
+
+    def states(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, taps: tuple[int, ...] = ()
+    ) -> TargetStates:
+        """Ids [B, T] to h, the tensor that enters the LM head, and the inputs of tapped layers."""
         ...
 
 
@@ -50,6 +59,19 @@ class HasBackbone(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the store is to hold.
+
+    Attributes:
+        whole: Whole texts, prompts too; otherwise the positions after which the target chose.
+        taps: Layers of the target whose inputs are kept beside h.
+    """
+
+    whole: bool
+    taps: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardPlan:
     """One shard: its batches, each a tuple of conversation numbers, and how many positions it keeps."""
 
@@ -57,18 +79,25 @@ class ShardPlan:
     positions: int
 
 
+def wanted_states(config: FinetuneConfig) -> Wanted:
+    """What the family of heads reads."""
+    family = FAMILIES[config.kind]
+    options = options_of(config.kind, fitted_options(config.kind, config.options, decoder_config(config)))
+    return Wanted(whole=family.attends, taps=family.taps_of(options))
+
+
 def settings(config: FinetuneConfig) -> dict[str, Any]:
     """What the stage's result depends on."""
-    wanted = {
+    found = {
         "data": stages.read_done(Path(config.output), "data")["hash"],
-        "num_heads": config.num_heads,
+        **asdict(wanted_states(config)),
         "dtype": str(compute_dtype(config)),
         "batch_tokens": config.batch_tokens,
         "shard_positions": config.shard_positions,
     }
     if config.states_from is not None:
-        wanted["states_from"] = stages.read_done(Path(config.states_from), "states")["hash"]
-    return wanted
+        found["states_from"] = stages.read_done(Path(config.states_from), "states")["hash"]
+    return found
 
 
 def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
@@ -84,14 +113,14 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
     Returns:
         The manifest, which also lies in `states/manifest.json`.
     """
-    output, wanted = Path(config.output), settings(config)
-    if stages.begin(output, "states", wanted):
+    output, chosen = Path(config.output), settings(config)
+    if stages.begin(output, "states", chosen):
         return dict(stages.read_done(output, "states")["result"])
-    folder = output / "states"
+    folder, wanted = output / "states", wanted_states(config)
     folder.mkdir(exist_ok=True)
-    known = None if config.states_from is None else KnownStates(config)
+    known = None if config.states_from is None else KnownStates(config, whole=wanted.whole, taps=wanted.taps)
     data = {split: TokenData(output / "data", split) for split in SPLITS}
-    plans = {split: plan_shards(data[split], config) for split in SPLITS}
+    plans = {split: plan_shards(data[split], config, whole=wanted.whole) for split in SPLITS}
     total = sum(sum(data[split].lengths()) for split in SPLITS)
     with tqdm(total=total, unit="tok", unit_scale=True, desc="states") as bar:
         work = [(split, number, plan) for split in SPLITS for number, plan in enumerate(plans[split])]
@@ -100,19 +129,19 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
             if _complete(path, plan):
                 bar.update(sum(len(data[split][c].input_ids) for batch in plan.batches for c in batch))
             else:
-                extract_shard(path, plan, data[split], target, config.num_heads, bar, known)
+                extract_shard(path, plan, data[split], target, wanted, bar, known)
     manifest = {
         "hidden_size": read_shard(shard_path(folder, "train", 0))["h"].shape[1],
-        "num_heads": config.num_heads,
+        **asdict(wanted),
         "splits": {split: [plan.positions for plan in plans[split]] for split in SPLITS},
-        "settings": wanted,
+        "settings": chosen,
     }
     write_json(folder / "manifest.json", manifest)
-    stages.finish(output, "states", wanted, manifest)
+    stages.finish(output, "states", chosen, manifest)
     return manifest
 
 
-def plan_shards(data: TokenData, config: FinetuneConfig) -> list[ShardPlan]:
+def plan_shards(data: TokenData, config: FinetuneConfig, *, whole: bool = False) -> list[ShardPlan]:
     """Conversations of similar length share a pass; a shard is closed once it keeps `shard_positions` positions."""
     lengths = data.lengths()
     order = iter(sorted(range(len(data)), key=lambda number: (-lengths[number], number)))
@@ -124,7 +153,7 @@ def plan_shards(data: TokenData, config: FinetuneConfig) -> list[ShardPlan]:
         rows = max(1, config.batch_tokens // max(lengths[first[0]], 1))
         batch = (*first, *islice(order, rows - 1))
         batches.append(batch)
-        positions += sum(_kept(data, number, config.num_heads) for number in batch)
+        positions += sum(len(kept_positions(data[number].mask, whole=whole)) for number in batch)
         if positions >= config.shard_positions:
             plans.append(ShardPlan(batches=tuple(batches), positions=positions))
             batches, positions = [], 0
@@ -138,47 +167,44 @@ def extract_shard(
     plan: ShardPlan,
     data: TokenData,
     target: HasBackbone,
-    num_heads: int,
+    wanted: Wanted,
     bar: "tqdm[Any]",
     known: KnownStates | None = None,
 ) -> None:
     """Reads the target's states for one shard, or takes those that are known, and writes it."""
-    parts: list[tuple[torch.Tensor, ...]] = []
-    for whole in plan.batches:
+    parts: list[dict[str, torch.Tensor]] = []
+    for batch in plan.batches:
         began = time.perf_counter()
-        tokens = sum(len(data[number].input_ids) for number in whole)
-        batch = [number for number in whole if not _take_known(known, number, data[number], parts)]
-        conversations = [data[number] for number in batch]
-        if not batch:
-            bar.update(tokens)
-            continue
-        ids = torch.nn.utils.rnn.pad_sequence([c.input_ids.long() for c in conversations], batch_first=True)
-        # Padding stands on the right, where no real token of a causal model sees it: no mask is needed.
-        states = target.backbone.hidden_states(ids.to(target.backbone.device), None).to("cpu", STORED_DTYPE)
-        for row, (number, conversation) in enumerate(zip(batch, conversations, strict=True)):
-            targets = make_targets(conversation.input_ids, conversation.mask, num_heads)
-            wanted = wanted_positions(targets)
-            numbers = torch.full((len(wanted),), number, dtype=torch.int32)
-            parts.append((states[row, wanted], targets[wanted], numbers, wanted.to(torch.int32)))
+        tokens = sum(len(data[number].input_ids) for number in batch)
+        found = {} if known is None else {number: known.find(data[number]) for number in batch}
+        unknown = [number for number in batch if found.get(number) is None]
+        parts += [_named(number, part) for number, part in found.items() if part is not None]
+        if unknown:
+            parts += _read(unknown, [data[number] for number in unknown], target, wanted)
+            bar.set_postfix_str(f"{tokens / (time.perf_counter() - began):.0f} tok/s in this pass")
         bar.update(tokens)
-        bar.set_postfix_str(f"{tokens / (time.perf_counter() - began):.0f} tok/s in this pass")
-    write_shard(path, *(torch.cat(column) for column in zip(*parts, strict=True)))
+    write_shard(path, {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
 
-def _take_known(
-    known: KnownStates | None, number: int, conversation: Conversation, parts: list[tuple[torch.Tensor, ...]]
-) -> bool:
-    """Adds a conversation's known states to `parts`; false if there are none."""
-    found = None if known is None else known.find(conversation)
-    if found is not None:
-        h, targets, positions = found
-        parts.append((h, targets, torch.full((len(h),), number, dtype=torch.int32), positions))
-    return found is not None
+def _read(
+    numbers: list[int], conversations: list[Conversation], target: HasBackbone, wanted: Wanted
+) -> list[dict[str, torch.Tensor]]:
+    """Columns of conversations, by one pass of the target."""
+    ids = torch.nn.utils.rnn.pad_sequence([c.input_ids.long() for c in conversations], batch_first=True)
+    # Padding stands on the right, where no real token of a causal model sees it: no mask is needed.
+    states = target.backbone.states(ids.to(target.backbone.device), None, taps=wanted.taps)
+    parts = []
+    for row, (number, conversation) in enumerate(zip(numbers, conversations, strict=True)):
+        places = kept_positions(conversation.mask, whole=wanted.whole)
+        part = {"h": states.h[row].to("cpu", STORED_DTYPE)[places], "position": places.to(torch.int32)}
+        if states.layers is not None:
+            part["layers"] = states.layers[row].to("cpu", STORED_DTYPE)[places]
+        parts.append(_named(number, part))
+    return parts
 
 
-def _kept(data: TokenData, number: int, num_heads: int) -> int:
-    conversation = data[number]
-    return len(wanted_positions(make_targets(conversation.input_ids, conversation.mask, num_heads)))
+def _named(number: int, part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return part | {"conversation": torch.full((len(part["h"]),), number, dtype=torch.int32)}
 
 
 def _complete(path: Path, plan: ShardPlan) -> bool:

@@ -1,4 +1,4 @@
-"""The hidden-state store: h of the target at the positions heads learn from. Knows tensors, not the model."""
+"""The hidden-state store: what the target computed at the positions heads read. Knows tensors, not the model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,14 @@ from safetensors import safe_open
 
 from medusa_spec.errors import CheckpointError
 from medusa_spec.files import read_json, write_tensors
+from medusa_spec.finetune.tokens import TokenData
 
 UNTRAINED = -100
+COLUMNS = ("h", "conversation", "position")
 
 
 def make_targets(input_ids: torch.Tensor, mask: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """What the target chose after each position, and after that.
+    """What the target chose after each position of a conversation, and after that.
 
     ```
     ids 5 6 7 8, mask · · ■ ■, K = 1        t   column 0 (t + 1)   column 1 (head 0, t + 2)
@@ -32,15 +34,28 @@ def make_targets(input_ids: torch.Tensor, mask: torch.Tensor, num_heads: int) ->
         Int32 [T, K + 1]: column j is the token at t + 1 + j, `UNTRAINED` where that is outside or masked. Head k's
         target is column k + 1.
     """
-    length = len(input_ids)
-    labels = torch.where(mask, input_ids.to(torch.int32), UNTRAINED)
-    padded = torch.cat([labels, labels.new_full((num_heads + 2,), UNTRAINED)])
-    return torch.stack([padded[1 + j : 1 + j + length] for j in range(num_heads + 1)], dim=1).to(torch.int32)
+    length = torch.tensor(len(input_ids))
+    places, inside = _after(torch.arange(len(input_ids)), length, num_heads + 1)
+    return torch.where(inside & mask[places], input_ids.to(torch.int32)[places], UNTRAINED)
 
 
-def wanted_positions(targets: torch.Tensor) -> torch.Tensor:
-    """Int64 positions at which at least one head has a target, from targets [T, K + 1]."""
-    return (targets[:, 1:] != UNTRAINED).any(dim=1).nonzero().flatten()
+def _after(places: torch.Tensor, ends: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` places after each of `places` [T], and whether they lie before its end: both [T, count]."""
+    following = places[:, None] + torch.arange(1, count + 1)
+    inside = following < ends[..., None]
+    return torch.where(inside, following, 0), inside
+
+
+def kept_positions(mask: torch.Tensor, *, whole: bool) -> torch.Tensor:
+    """Int64 positions of a conversation that the store keeps.
+
+    ```
+    mask · · ■ ■      answers alone: 1 2, the positions after which the target chose; whole: 0 1 2 3
+    ```
+    """
+    if whole:
+        return torch.arange(len(mask))
+    return mask[1:].nonzero().flatten()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,27 +64,51 @@ class StateRows:
 
     Attributes:
         h: [T, H].
-        targets: Int32 [T, K + 1], see `make_targets`.
+        targets: Int32 [T, K + 1], what the target chose after each position, and after that; see `StateStore.targets`.
     """
 
     h: torch.Tensor
     targets: torch.Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Where one conversation lies in the store, whole.
+
+    Attributes:
+        shard: Its shard.
+        start: Its first row there.
+        length: Its rows.
+    """
+
+    shard: int
+    start: int
+    length: int
+
+
 class StateStore:
     """Memory-mapped shards of one split; rows are numbered through all shards.
+
+    Args:
+        output: Folder of the run, whose data and states are finished.
+        split: `train` or `held_out`.
+        num_heads: K of the heads that are to learn from it.
 
     Raises:
         CheckpointError: If a shard is missing or has another number of rows than the manifest says.
     """
 
-    def __init__(self, folder: Path, split: str) -> None:
+    def __init__(self, output: Path, split: str, num_heads: int) -> None:
+        folder = output / "states"
         manifest = read_json(folder / "manifest.json")
         self.hidden_size: int = manifest["hidden_size"]
-        self.num_heads: int = manifest["num_heads"]
+        self.whole: bool = manifest["whole"]
+        self.taps: tuple[int, ...] = tuple(manifest["taps"])
+        self.num_heads = num_heads
         self.h: list[torch.Tensor] = []
-        self.targets: list[torch.Tensor] = []
+        self.layers: list[torch.Tensor] = []
         self.conversations: list[torch.Tensor] = []
+        self.positions: list[torch.Tensor] = []
         for number, rows in enumerate(manifest["splits"][split]):
             shard = read_shard(shard_path(folder, split, number))
             if len(shard["h"]) != rows:
@@ -78,9 +117,15 @@ class StateStore:
                     f"{len(shard['h'])}; run the states stage again"
                 )
             self.h.append(shard["h"])
-            self.targets.append(shard["targets"])
             self.conversations.append(shard["conversation"])
+            self.positions.append(shard["position"])
+            if self.taps:
+                self.layers.append(shard["layers"])
         self.starts = torch.cumsum(torch.tensor([0, *map(len, self.h)]), 0)
+        data = list(TokenData(output / "data", split))
+        self._ids = torch.cat([conversation.input_ids for conversation in data])
+        self._mask = torch.cat([conversation.mask for conversation in data])
+        self._offsets = torch.cumsum(torch.tensor([0, *(len(conversation.input_ids) for conversation in data)]), 0)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -93,8 +138,71 @@ class StateStore:
         for shard in shards.unique().tolist():
             places = (shards == shard).nonzero().flatten()
             local = numbers[places] - self.starts[shard]
-            h[places], targets[places] = self.h[shard][local], self.targets[shard][local]
+            h[places] = self.h[shard][local]
+            targets[places] = self.targets(self.conversations[shard][local], self.positions[shard][local])
         return StateRows(h=h, targets=targets)
+
+    def targets(self, conversations: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the target chose after positions, and after that; see `make_targets`.
+
+        Args:
+            conversations: Int [T], their numbers.
+            positions: Int [T], places in them.
+
+        Returns:
+            Int32 [T, K + 1].
+        """
+        places, inside = self._following(conversations, positions)
+        return torch.where(inside & self._mask[places], self._ids[places], UNTRAINED)
+
+    def tokens(self, conversations: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Int64 [T, K]: the tokens t + 1 … t + K as they stand in the text, answers or not; 0 behind its end."""
+        places, inside = self._following(conversations, positions)
+        return torch.where(inside, self._ids[places], 0)[:, :-1].to(torch.int64)
+
+    def _following(self, conversations: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = conversations.to(torch.int64)
+        starts, ends = self._offsets[numbers], self._offsets[numbers + 1]
+        return _after(starts + positions, ends, self.num_heads + 1)
+
+    def decoding_rows(self) -> torch.Tensor:
+        """Int64 row numbers at which decoding would draft: the token after them was the target's choice."""
+        chosen = [
+            self.targets(conversations, positions)[:, 0] != UNTRAINED
+            for conversations, positions in zip(self.conversations, self.positions, strict=True)
+        ]
+        return torch.cat(chosen).nonzero().flatten()
+
+    def texts(self) -> list[Text]:
+        """The conversations of a store of whole texts, in the order of their rows."""
+        assert self.whole, "a store of answers alone holds no texts"
+        found = []
+        for shard, conversations in enumerate(self.conversations):
+            counts = torch.unique_consecutive(conversations, return_counts=True)[1]
+            ends = counts.cumsum(0)
+            pairs = zip((ends - counts).tolist(), counts.tolist(), strict=True)
+            found += [Text(shard=shard, start=start, length=count) for start, count in pairs]
+        return found
+
+    def batch(self, texts: list[Text]) -> dict[str, torch.Tensor]:
+        """Texts side by side, shorter ones filled up on the right: their rows there count for nothing.
+
+        Returns:
+            `h` [B, T, H], `targets` int32 [B, T, K + 1], `tokens` int64 [B, T, K], and `layers` [B, T, L, H] where the
+            store has any.
+        """
+        columns: dict[str, list[torch.Tensor]] = {}
+        for text in texts:
+            rows = slice(text.start, text.start + text.length)
+            where = self.conversations[text.shard][rows], self.positions[text.shard][rows]
+            found = {"h": self.h[text.shard][rows], "targets": self.targets(*where), "tokens": self.tokens(*where)}
+            if self.taps:
+                found["layers"] = self.layers[text.shard][rows]
+            for name, tensor in found.items():
+                columns.setdefault(name, []).append(tensor)
+        filling = {"targets": UNTRAINED}
+        pad = torch.nn.utils.rnn.pad_sequence
+        return {name: pad(parts, True, filling.get(name, 0)) for name, parts in columns.items()}
 
 
 def shard_path(folder: Path, split: str, number: int) -> Path:
@@ -102,20 +210,15 @@ def shard_path(folder: Path, split: str, number: int) -> Path:
     return folder / f"{split}-{number:05d}.safetensors"
 
 
-def write_shard(
-    path: Path, h: torch.Tensor, targets: torch.Tensor, conversation: torch.Tensor, position: torch.Tensor
-) -> None:
+def write_shard(path: Path, columns: dict[str, torch.Tensor]) -> None:
     """Writes one shard, whole or not at all.
 
     Args:
         path: Its place.
-        h: [T, H].
-        targets: Int32 [T, K + 1].
-        conversation: Int32 [T], number of the conversation in the split's token data.
-        position: Int32 [T], position in it.
+        columns: `h` [T, H]; `conversation` int32 [T], number of the conversation in the split's token data; `position`
+            int32 [T], position in it; and `layers` [T, L, H] where some are tapped.
     """
-    tensors = {"h": h, "targets": targets, "conversation": conversation, "position": position}
-    write_tensors(path, {key: value.contiguous() for key, value in tensors.items()})
+    write_tensors(path, {name: column.contiguous() for name, column in columns.items()})
 
 
 def read_shard(path: Path) -> dict[str, torch.Tensor]:
@@ -126,6 +229,7 @@ def read_shard(path: Path) -> dict[str, torch.Tensor]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in ("h", "targets", "conversation", "position")}
+            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+            return {**{key: found[key] for key in COLUMNS}, **found}
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read ({error}); run the states stage again") from error

@@ -48,6 +48,11 @@ def decoding_dtype(config: FinetuneConfig) -> torch.dtype:
     return saved or torch.float32
 
 
+def decoder_config(config: FinetuneConfig) -> Any:
+    """The config of the target's decoder, without loading the target."""
+    return AutoConfig.from_pretrained(config.model, revision=config.revision).get_text_config(decoder=True)
+
+
 def load_model(config: FinetuneConfig, dtype: torch.dtype) -> Any:
     """A load of the target, frozen, on the device of `config`."""
     model: Any = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, dtype=dtype)

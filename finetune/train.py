@@ -12,6 +12,7 @@ from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
 from medusa_spec.files import write_json, write_tensors
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.records import fingerprint
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
@@ -22,7 +23,7 @@ from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, mos
 
 _DEPENDS_ON = (
     "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate "
-    "weight_decay warmup max_grad_norm depth_decay save_steps seed"
+    "weight_decay warmup max_grad_norm depth_decay feature_weight save_steps seed"
 ).split()
 
 
@@ -66,8 +67,8 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     counts = TokenData(output / "data", "train").answer_counts(target.backbone.vocab_size)
     heads = start_heads(config, target.backbone, counts, target.eos_ids)
     start = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
-    model = TrainedHeads(heads, depth_decay=config.depth_decay)
-    train, held_out = (StateStore(output / "states", split) for split in ("train", "held_out"))
+    model = TrainedHeads(heads, depth_decay=config.depth_decay, feature_weight=config.feature_weight)
+    train, held_out = (StateStore(output, split, config.num_heads) for split in SPLITS)
     history = train_heads(model, train, held_out, config, folder)
     check_trained(start, heads)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
@@ -76,8 +77,8 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     result = {
         "heads": heads.config.to_dict(),
         "draft_coverage": 1.0 if heads.draft_ids is None else coverage(counts, heads.draft_ids.cpu()),
-        "positions": len(train),
-        "held_out_positions": len(held_out),
+        "positions": len(train.decoding_rows()),
+        "held_out_positions": len(held_out.decoding_rows()),
         "steps": max((int(entry["step"]) for entry in history), default=0),
         "accuracy": _last(history, "top1_head_0"),
     }
@@ -96,7 +97,9 @@ def start_heads(
         counts: Int64 [V], answer tokens of the train split, from which the draft vocabulary is chosen.
         eos_ids: Always in the draft vocabulary.
     """
-    sizes = config.heads_config(hidden_size=backbone.hidden_size, vocab_size=backbone.vocab_size)
+    sizes = config.heads_config(
+        hidden_size=backbone.hidden_size, vocab_size=backbone.vocab_size, target=backbone.config
+    )
     if config.init_from is not None:
         return _given_heads(config.init_from, sizes, backbone)
     ids = None

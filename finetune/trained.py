@@ -1,5 +1,7 @@
 """The module that is trained: heads over stored states, giving their losses. Knows no store and no schedule."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -13,14 +15,16 @@ class TrainedHeads(nn.Module):
     Args:
         heads: In float32, trained in place.
         depth_decay: Head k's loss counts `depth_decay ** k`.
+        feature_weight: Weight of the distance between what a head's LM head reads and what the target's read at the
+            place of the guess, beside the cross-entropy; for families whose features are to be the target's.
     """
 
     inverse: torch.Tensor
     weights: torch.Tensor
 
-    def __init__(self, heads: DraftHeads, *, depth_decay: float) -> None:
+    def __init__(self, heads: DraftHeads, *, depth_decay: float, feature_weight: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.feature_weight = heads, feature_weight
         vocab = heads.config.vocab_size
         inverse = torch.arange(vocab) if heads.draft_ids is None else index_of(heads.draft_ids.cpu(), vocab)
         self.register_buffer("inverse", inverse, persistent=False)
@@ -31,37 +35,70 @@ class TrainedHeads(nn.Module):
         """Rows of the draft vocabulary of the heads' targets.
 
         Args:
-            targets: Int [T, K + 1] of the store.
+            targets: Int [..., K + 1] of the store.
 
         Returns:
-            Int64 [T, K]; -1 where a head has no target or cannot guess it.
+            Int64 [..., K]; -1 where a head has no target or cannot guess it.
         """
-        truth = targets[:, 1:].to(torch.int64)
+        truth = targets[..., 1:].to(torch.int64)
         known = truth >= 0
         if self.heads.sequential:  # whose heads read all tokens before the one they guess
-            known &= (targets[:, :-1] >= 0).cummin(dim=1).values
+            known &= (targets[..., :-1] >= 0).cummin(dim=-1).values
         return torch.where(known, self.inverse[truth.clamp_min(0)], -1)
 
-    def features(self, h: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
-        """K features [T, H] of the heads, given the true tokens before the ones they guess."""
-        return self.heads.features(h, targets[:, :-1].to(torch.int64).clamp_min(0))
+    def features(
+        self,
+        h: torch.Tensor,
+        targets: torch.Tensor,
+        tokens: torch.Tensor | None = None,
+        layers: torch.Tensor | None = None,
+    ) -> list[torch.Tensor]:
+        """K features [..., H], given the true tokens before the guesses; arguments as `forward`'s."""
+        if tokens is None:
+            tokens = targets[..., :-1].to(torch.int64).clamp_min(0)
+        h = h.to(self.weights.dtype)
+        given: Any = {"layers": layers.to(h.dtype)} if layers is not None and self.heads.taps else {}
+        return self.heads.features(h, tokens, **given)
 
-    def forward(self, h: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self,
+        h: torch.Tensor,
+        targets: torch.Tensor,
+        tokens: torch.Tensor | None = None,
+        layers: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Losses at the positions of a batch.
 
         Args:
-            h: [T, H], of any float dtype.
-            targets: Int [T, K + 1] of the store.
+            h: [..., H], of any float dtype; for families that attend [B, T, H], whole texts.
+            targets: Int [..., K + 1] of the store.
+            tokens: Int64 [..., K], the tokens t + 1 … t + K where they are more than the targets: prompts are read,
+                but not learnt.
+            layers: [..., L, H], tapped layers.
 
         Returns:
             `loss`, the weighted sum; `losses` [K], each head's own mean.
         """
-        h = h.to(self.weights.dtype)
         indices = self.indices(targets)
-        losses = torch.stack([self._loss(k, z, indices[:, k]) for k, z in enumerate(self.features(h, targets))])
-        return {"loss": (self.weights * losses).sum(), "losses": losses.detach()}
+        features = self.features(h, targets, tokens, layers)
+        losses = torch.stack([self._loss(k, z, indices[..., k]) for k, z in enumerate(features)])
+        loss = (self.weights * losses).sum()
+        if self.feature_weight:
+            distances = [self._distance(k, z, h, targets) for k, z in enumerate(features)]
+            loss = loss + self.feature_weight * (self.weights * torch.stack(distances)).sum()
+        return {"loss": loss, "losses": losses.detach()}
 
     def _loss(self, k: int, z: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         projection = self.heads.projection
-        z, weight, bias = self.heads.head(k).operands(z, projection)
-        return linear_cross_entropy(z, weight, bias, index, scale=projection.scale, softcap=projection.softcap)
+        z, weight, bias = self.heads.head(k).operands(z.flatten(0, -2), projection)
+        return linear_cross_entropy(
+            z, weight, bias, index.flatten(), scale=projection.scale, softcap=projection.softcap
+        )
+
+    def _distance(self, k: int, z: torch.Tensor, h: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Smooth L1 between features [B, T, H] and h where they are to stand, k + 1 rows later."""
+        counts = (targets[:, : -1 - k, : k + 2] >= 0).all(-1)
+        if not counts.any():
+            return z.sum() * 0.0
+        truth = h[:, 1 + k :].to(z.dtype)
+        return nn.functional.smooth_l1_loss(z[:, : -1 - k][counts], truth[counts])

@@ -9,9 +9,9 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from medusa_spec.errors import MedusaError
-from medusa_spec.finetune.batches import StepBatches
+from medusa_spec.finetune.batches import StepBatches, in_order, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.ranks import accuracy, complete_rows, measure_ranks
+from medusa_spec.finetune.ranks import accuracy, measure_ranks
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.trained import TrainedHeads
 
@@ -64,17 +64,16 @@ class _HeldOut(TrainerCallback):
 
     def __init__(self, store: StateStore, steps_per_epoch: int) -> None:
         self.store, self.steps_per_epoch = store, steps_per_epoch
-        self.rows = complete_rows(store)[:HELD_OUT_POSITIONS]
         self.trainer: HeadsTrainer | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer is not None and state.global_step % self.steps_per_epoch == 0:
-            self.trainer.log(held_out_accuracy(self.trainer.model, self.store, self.rows))
+            self.trainer.log(held_out_accuracy(self.trainer.model, self.store))
 
 
-def held_out_accuracy(model: TrainedHeads, store: StateStore, rows: torch.Tensor) -> dict[str, float]:
+def held_out_accuracy(model: TrainedHeads, store: StateStore) -> dict[str, float]:
     """Top-1 and top-5 accuracy by head, as flat names for the log."""
-    ranks = measure_ranks(model, store, rows)
+    ranks = measure_ranks(model, in_order(store, attends=model.heads.attends), HELD_OUT_POSITIONS)
     return {f"top{top}_head_{k}": round(share, 4) for top in (1, 5) for k, share in enumerate(accuracy(ranks, top))}
 
 
@@ -129,7 +128,13 @@ def train_heads(
     Returns:
         The log: losses by head, learning rate, held-out accuracy after each epoch.
     """
-    batches = StepBatches(train, batch_positions=config.batch_positions, epochs=config.epochs, seed=config.seed)
+    batches = step_batches(
+        train,
+        attends=model.heads.attends,
+        batch_positions=config.batch_positions,
+        epochs=config.epochs,
+        seed=config.seed,
+    )
     watch = _HeldOut(held_out, batches.steps_per_epoch)
     device = model.heads.projection.weight.device
     trainer = HeadsTrainer(

@@ -1,12 +1,16 @@
 """Heads: from the target's hidden state to draft logits. One family a file."""
 
+from medusa_spec.heads.autoregressive import AutoregressiveHead as AutoregressiveHead
+from medusa_spec.heads.autoregressive import AutoregressiveHeads as AutoregressiveHeads
 from medusa_spec.heads.base import DraftHeads as DraftHeads
 from medusa_spec.heads.config import HeadsConfig as HeadsConfig
 from medusa_spec.heads.draft_vocabulary import coverage as coverage
 from medusa_spec.heads.draft_vocabulary import index_of as index_of
 from medusa_spec.heads.draft_vocabulary import most_frequent as most_frequent
 from medusa_spec.heads.embedding import TokenEmbedding as TokenEmbedding
+from medusa_spec.heads.families import FAMILIES as FAMILIES
 from medusa_spec.heads.families import LEVELS as LEVELS
+from medusa_spec.heads.families import fitted_options as fitted_options
 from medusa_spec.heads.families import make_heads as make_heads
 from medusa_spec.heads.families import options_of as options_of
 from medusa_spec.heads.head import Head as Head
@@ -18,9 +22,14 @@ from medusa_spec.heads.options import parse_options as parse_options
 from medusa_spec.heads.projection import Projection as Projection
 from medusa_spec.heads.recurrent import RecurrentHeads as RecurrentHeads
 from medusa_spec.heads.stacked import StackedMedusaHeads as StackedMedusaHeads
+from medusa_spec.heads.view import View as View
+from medusa_spec.heads.view import attention as attention
 
 __all__ = [
+    "FAMILIES",
     "LEVELS",
+    "AutoregressiveHead",
+    "AutoregressiveHeads",
     "DraftHeads",
     "Head",
     "HeadsConfig",
@@ -32,7 +41,10 @@ __all__ = [
     "SpeculatorHeads",
     "StackedMedusaHeads",
     "TokenEmbedding",
+    "View",
+    "attention",
     "coverage",
+    "fitted_options",
     "index_of",
     "make_heads",
     "most_frequent",

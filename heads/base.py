@@ -17,7 +17,8 @@ class DraftHeads(nn.Module, ABC):
     """K heads that guess tokens from the target's hidden state.
 
     Head k (from 0) sees h at position t, from which the target chose token t + 1, and guesses token t + 2 + k. Heads of
-    *sequential* families also see the tokens t + 1 … t + 1 + k: those that stand before the one they guess.
+    *sequential* families also see the tokens t + 1 … t + 1 + k: those that stand before the one they guess. Families
+    that *attend* also see the text up to t, see `AutoregressiveHeads`; those that *mimic* guess h itself on the way.
 
     Args:
         config: Sizes and the kind of LM head.
@@ -32,6 +33,8 @@ class DraftHeads(nn.Module, ABC):
 
     Options: ClassVar[type[Any]] = NoOptions
     sequential: ClassVar[bool] = False
+    attends: ClassVar[bool] = False
+    mimics: ClassVar[bool] = False
     options: Any
     draft_ids: torch.Tensor | None
     heads: nn.ModuleList
@@ -67,6 +70,16 @@ class DraftHeads(nn.Module, ABC):
         self.embedding = embedding if self.sequential else None
         self.heads = nn.ModuleList(self.make_head(k) for k in range(self.num_sets))
         self.register_buffer("draft_ids", draft_ids)
+
+    @classmethod
+    def taps_of(cls, options: Any) -> tuple[int, ...]:
+        """Layers of the target, by number and rising, whose inputs heads with these `Options` read beside h."""
+        return ()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the target whose inputs the heads read beside h."""
+        return self.taps_of(self.options)
 
     @property
     def num_sets(self) -> int:

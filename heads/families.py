@@ -7,6 +7,8 @@ import torch
 
 from medusa_spec.heads.base import DraftHeads
 from medusa_spec.heads.config import HeadsConfig
+from medusa_spec.heads.eagle import EagleHeads
+from medusa_spec.heads.eagle3 import Eagle3Heads, Eagle3Options, usual_taps
 from medusa_spec.heads.embedding import TokenEmbedding
 from medusa_spec.heads.hydra import HydraHeads, HydraLevels
 from medusa_spec.heads.levels import LevelHeads
@@ -15,12 +17,15 @@ from medusa_spec.heads.mlp_speculator import SpeculatorHeads, SpeculatorLevels
 from medusa_spec.heads.options import read_options
 from medusa_spec.heads.projection import Projection
 from medusa_spec.heads.recurrent import RecurrentHeads, RecurrentLevels
+from medusa_spec.heads.sizes import LayerSizes, sizes_of
 
 FAMILIES: dict[str, type[DraftHeads]] = {
     "medusa": MedusaHeads,
     "hydra": HydraHeads,
     "mlp_speculator": SpeculatorHeads,
     "recurrent": RecurrentHeads,
+    "eagle": EagleHeads,
+    "eagle3": Eagle3Heads,
 }
 """`HeadsConfig.kind` to the class."""
 
@@ -29,7 +34,7 @@ LEVELS: dict[str, type[LevelHeads]] = {
     "mlp_speculator": SpeculatorLevels,
     "recurrent": RecurrentLevels,
 }
-"""`HeadsConfig.kind` of the sequential families to their decoding form."""
+"""`HeadsConfig.kind` of the sequential families that do not attend to their decoding form."""
 
 
 def make_heads(
@@ -49,3 +54,21 @@ def options_of(kind: str, options: Mapping[str, Any]) -> Any:
         ValueError: If a name is unknown or a value cannot be, naming it.
     """
     return read_options(FAMILIES[kind].Options, options, kind)
+
+
+def fitted_options(kind: str, options: Mapping[str, Any], target: Any) -> dict[str, Any]:
+    """Options as given, and where a family follows the target what that is.
+
+    Args:
+        kind: Family.
+        options: As given.
+        target: Config of the target's decoder.
+    """
+    family = FAMILIES[kind].Options
+    if not issubclass(family, LayerSizes):
+        return dict(options)
+    found = sizes_of(target)
+    layers = getattr(target, "num_hidden_layers", None)
+    if family is Eagle3Options and isinstance(layers, int):
+        found["taps"] = usual_taps(layers)
+    return found | {name: value for name, value in options.items() if value is not None}

@@ -5,7 +5,7 @@ from typing import Any
 
 from medusa_spec.errors import CheckpointError
 from medusa_spec.heads import HeadsConfig
-from medusa_spec.tree import PathValues, TreeTemplate
+from medusa_spec.tree import Growth, PathValues, TreeTemplate
 
 FORMAT_VERSION = 1
 
@@ -22,6 +22,7 @@ class MedusaConfig:
             base on a fine-tune of it are normal use).
         chat_template_hash: Names the chat template of training; None if no chats were rendered.
         tree: The static tree to draft with; None for a chain of every head's first guess.
+        growth: Rules by which trees grow at every step, for heads that can; None drafts with the static tree.
         values: Calibration counts, from which trees of other sizes are chosen; None if not calibrated.
         training: Record of data, recipe and measured figures, for people.
         format_version: Of the folder; a later one than this library's is refused.
@@ -33,6 +34,7 @@ class MedusaConfig:
     lm_head_hash: str | None = None
     chat_template_hash: str | None = None
     tree: TreeTemplate | None = None
+    growth: Growth | None = None
     values: PathValues | None = None
     training: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -54,6 +56,7 @@ class MedusaConfig:
             "chat_template_hash": self.chat_template_hash,
             "heads": self.heads.to_dict(),
             "tree": None if self.tree is None else self.tree.to_list(),
+            "growth": None if self.growth is None else self.growth.to_dict(),
             "values": values,
             "training": self.training,
         }
@@ -80,6 +83,8 @@ class MedusaConfig:
             parts["heads"] = HeadsConfig.from_dict(values["heads"])
             if values.get("tree") is not None:
                 parts["tree"] = TreeTemplate.from_list(values["tree"])
+            if values.get("growth") is not None:
+                parts["growth"] = Growth(**values["growth"])
             if values.get("values") is not None:
                 parts["values"] = _read_values(values["values"])
             _check_sizes(parts)

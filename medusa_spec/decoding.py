@@ -12,7 +12,7 @@ from medusa_spec.acceptance import GREEDY, Accepted, Rule, walk
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
-from medusa_spec.drafters import DraftSession, check_draft
+from medusa_spec.drafters import DraftSession, ReadStates, check_draft
 from medusa_spec.prefill import prefill
 from medusa_spec.prepared.choice import most_likely
 from medusa_spec.stats import DecodingStats
@@ -32,6 +32,7 @@ class Request:
         prefill_ids: What the target still has to read [1, T]: the prompt without padding and without what is cached.
         cache: Holds what was read before; empty for a fresh prompt.
         session: The drafter's state.
+        reads: Layers of the target that the drafter reads beside h at every token; see `Drafter.reads`.
         rule: How tokens are chosen.
         processors: Applied to the logits before the choice; empty for none.
         prefill_chunk: Tokens of the prompt read at once; None reads all.
@@ -47,6 +48,7 @@ class Request:
     prefill_ids: torch.Tensor
     cache: SlabCache
     session: DraftSession
+    reads: tuple[int, ...] | None = None
     rule: Rule = GREEDY
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     prefill_chunk: int | None = None
@@ -103,7 +105,7 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         ids, tree_pass = lay_out(tree, cache, backbone.device)
         stats.seconds["lay_out"] += clock.lap()
 
-        out = backbone.verify(ids, tree_pass)
+        out = backbone.verify(ids, tree_pass, taps=request.reads or ())
         stats.seconds["verify"] += clock.lap()
 
         before = request.sequence.new_tokens
@@ -114,6 +116,7 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         cache.keep(0, accepted.path[:gained])
         stats.seconds["keep"] += clock.lap()
 
+        show(request, [tree.tokens[node] for node in accepted.path[:gained]], out, accepted.path[:gained])
         request.session.observe(accepted.tokens[:gained])
         stats.record_pass(tree.shape, accepted.path, gained)
         stats.seconds["rest"] += clock.lap()
@@ -127,16 +130,28 @@ def read(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
     longest = request.sequence.max_length
     reserve = 0 if longest is None else longest - request.sequence.length
     chunk = request.prefill_chunk
-    out = prefill(backbone, request.cache, request.prefill_ids, reserve=reserve, chunk=chunk)
+    out = prefill(
+        backbone, request.cache, request.prefill_ids, reserve=reserve, chunk=chunk, reads=request.reads
+    )
+    show(request, request.prefill_ids[0].tolist(), out, slice(None))
+    out = out.last()
     accepted = accept(TokenTree.root_only(-1), out, request)
     request.session.observe(accepted.tokens)
     return out, accepted
+
+
+def show(request: Request, ids: list[int], out: TargetOutput, rows: "list[int] | slice") -> None:
+    """Shows the drafter what the target computed at tokens that the cache holds now, if it asked for that."""
+    if request.reads is not None and ids:
+        layers = None if out.layers is None else out.layers[0, rows]
+        request.session.read(ids, ReadStates(h=out.h[0, rows], layers=layers))
 
 
 def read_anew(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
     """Reads the whole text again with an empty cache, in one piece: its last token changes what comes before."""
     request.cache, request.prefill_chunk = SlabCache(backbone.config), None
     request.prefill_ids = request.sequence.ids.to(backbone.device)
+    request.session.forget()
     return read(backbone, request)
 
 

@@ -159,6 +159,7 @@ def _decode_in_generate(
         prefill_ids=unread.to(backbone.device),
         cache=cache,
         session=drafter.begin(prompt[0].tolist()),
+        reads=None if draft_nodes == 0 else drafter.reads,
         rule=EXACT_SAMPLING if generation_config.do_sample else GREEDY,
         processors=logits_processor,
         prefill_chunk=generation_config.prefill_chunk_size,

@@ -247,6 +247,7 @@ def _heads_drafter(model: MedusaModel, tree: TreeTemplate | None) -> Drafter:
         model.heads,
         tree or config.tree or chain_template(config.heads.num_heads),
         config.values,
+        growth=config.growth if tree is None else None,
         dtype=model.backbone.dtype,
         device=model.backbone.head_device,
     )

@@ -1,5 +1,8 @@
 """Reads a prompt into the cache. Knows passes, no drafts and no choices."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 from medusa_spec.attention import TreePass
@@ -12,7 +15,13 @@ CHAIN = 56
 
 
 def prefill(
-    backbone: Backbone, cache: SlabCache, ids: torch.Tensor, *, reserve: int, chunk: int | None = None
+    backbone: Backbone,
+    cache: SlabCache,
+    ids: torch.Tensor,
+    *,
+    reserve: int,
+    chunk: int | None = None,
+    reads: tuple[int, ...] | None = None,
 ) -> TargetOutput:
     """Reads a prompt, or what a cache lacks of it; the cache is sealed then.
 
@@ -25,39 +34,52 @@ def prefill(
         ids: What is to be read [1, T].
         reserve: Tokens expected to follow.
         chunk: Most tokens read at once; None leaves it open.
+        reads: Return h of all positions, and what entered these layers; None for h of the last one alone.
 
     Returns:
-        Logits and h of the last position.
+        Logits of the last position; h of it, or with `reads` h and layers of all that was read.
     """
+    wanted: dict[str, Any] = {"last_only": True}
+    if reads is not None:
+        wanted |= {"all_states": True, "taps": reads}
     if backbone.reads_chains:
-        return _by_chains(backbone, cache, ids, reserve, chunk)
-    out = _plainly(backbone, cache, ids, chunk)
+        return _joined(list(_by_chains(backbone, cache, ids, reserve, chunk, wanted)), whole=reads is not None)
+    parts = list(_plainly(backbone, cache, ids, chunk, wanted))
     cache.seal(reserve)
-    return out
+    return _joined(parts, whole=reads is not None)
 
 
-def _plainly(backbone: Backbone, cache: SlabCache, ids: torch.Tensor, chunk: int | None) -> TargetOutput:
+def _joined(parts: list[TargetOutput], *, whole: bool) -> TargetOutput:
+    """One output of several passes: the last one's, or with the states of all."""
+    if not whole or len(parts) == 1:
+        return parts[-1]
+    layers = [part.layers for part in parts if part.layers is not None]
+    return TargetOutput(
+        logits=parts[-1].logits,
+        h=torch.cat([part.h for part in parts], dim=1),
+        layers=torch.cat(layers, dim=1) if layers else None,
+    )
+
+
+def _plainly(
+    backbone: Backbone, cache: SlabCache, ids: torch.Tensor, chunk: int | None, wanted: dict[str, Any]
+) -> Iterator[TargetOutput]:
     for part in ids.split(chunk or ids.shape[1], dim=1):
         past = cache.get_seq_length()
         positions = torch.arange(past, past + part.shape[1], device=backbone.device).unsqueeze(0)
-        out = backbone.forward(part, last_only=True, position_ids=positions, cache=cache)
-    return out
+        yield backbone.forward(part, position_ids=positions, cache=cache, **wanted)
 
 
 def _by_chains(
-    backbone: Backbone, cache: SlabCache, ids: torch.Tensor, reserve: int, chunk: int | None
-) -> TargetOutput:
-    out = None
+    backbone: Backbone, cache: SlabCache, ids: torch.Tensor, reserve: int, chunk: int | None, wanted: dict[str, Any]
+) -> Iterator[TargetOutput]:
     if cache.get_seq_length() == 0:
-        out = _plainly(backbone, cache, ids[:, :1], None)  # its keys tell the shapes of the slabs
+        yield from _plainly(backbone, cache, ids[:, :1], None, wanted)  # its keys tell the shapes of the slabs
         ids = ids[:, 1:]
     cache.seal(reserve, unread=ids.shape[1])
     for part in ids.split(min(CHAIN, chunk or CHAIN), dim=1) if ids.shape[1] else ():
         nodes = part.shape[1]
         cache.make_room(nodes)
-        shape = chain(nodes - 1)
-        tree_pass = TreePass(shape=shape, cache=cache, device=backbone.device)
-        out = backbone.verify(part, tree_pass, last_only=True)
+        tree_pass = TreePass(shape=chain(nodes - 1), cache=cache, device=backbone.device)
+        yield backbone.verify(part, tree_pass, **wanted)
         cache.keep(0, range(nodes))
-    assert out is not None, "a prompt holds at least one token"
-    return out

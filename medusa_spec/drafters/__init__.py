@@ -3,8 +3,9 @@
 from medusa_spec.drafters.base import Drafter as Drafter
 from medusa_spec.drafters.base import DraftSession as DraftSession
 from medusa_spec.drafters.base import FixedDraft as FixedDraft
+from medusa_spec.drafters.base import ReadStates as ReadStates
 from medusa_spec.drafters.base import check_draft as check_draft
 from medusa_spec.drafters.heads import HeadsDrafter as HeadsDrafter
 from medusa_spec.drafters.ngram import NgramDrafter as NgramDrafter
 
-__all__ = ["DraftSession", "Drafter", "FixedDraft", "HeadsDrafter", "NgramDrafter", "check_draft"]
+__all__ = ["DraftSession", "Drafter", "FixedDraft", "HeadsDrafter", "NgramDrafter", "ReadStates", "check_draft"]

@@ -26,6 +26,19 @@ class FixedDraft:
     key: Hashable
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReadStates:
+    """What the target computed at tokens that are part of the text now.
+
+    Attributes:
+        h: [T, H], the tensor that entered the LM head.
+        layers: [T, L, H], the inputs of the layers that the drafter asked for; None if for none.
+    """
+
+    h: torch.Tensor
+    layers: torch.Tensor | None = None
+
+
 class DraftSession(ABC):
     """A drafter's state for one request; never shared between threads."""
 
@@ -46,6 +59,16 @@ class DraftSession(ABC):
         """The same proposals as `draft` makes for hidden states like h [H], in fixed form; None where there is none."""
         return None
 
+    def read(self, ids: Sequence[int], states: ReadStates) -> None:  # noqa: B027
+        """Is shown what the target computed at the tokens `ids`, in the order of the text, before the next `draft`.
+
+        Only of drafters that ask for it; see `Drafter.reads`. The beginning of the text may be missing, where the
+        target itself had it in a cache.
+        """
+
+    def forget(self) -> None:  # noqa: B027
+        """Is told that the text will be shown again from its beginning: the target reads it anew."""
+
     def observe(self, tokens: Sequence[int]) -> None:  # noqa: B027 (most drafters need not override it)
         """Is told the tokens emitted by the last pass, before the next `draft`; the last of them will be its root."""
 
@@ -55,9 +78,12 @@ class Drafter(ABC):
 
     Attributes:
         name: As printed.
+        reads: Layers of the target, by number, whose inputs sessions are shown together with h at every token of the
+            text; none of them for h alone, None to be shown nothing.
     """
 
     name: str
+    reads: tuple[int, ...] | None = None
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> DraftSession:

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
-from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft
-from medusa_spec.drafters.levels import guess_levels
+from medusa_spec.drafters.autoregressive import AutoregressiveSession, Choice, GrowthChoice, TemplateChoice
+from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft, ReadStates
+from medusa_spec.drafters.levels import guess_levels, plan_of
 from medusa_spec.errors import ConfigError
-from medusa_spec.heads import LEVELS, DraftHeads, LevelHeads, MedusaHeads, StackedMedusaHeads
+from medusa_spec.heads import LEVELS, AutoregressiveHeads, DraftHeads, LevelHeads, MedusaHeads, StackedMedusaHeads
+from medusa_spec.heads.steps import DraftSteps
 from medusa_spec.prepared.packed_linear import fast_linear
-from medusa_spec.tree import PathValues, TokenTree, TreeTemplate, best_tree
+from medusa_spec.tree import Growth, PathValues, TokenTree, TreeTemplate, best_tree
 
 
 class HeadsDrafter(Drafter):
@@ -22,6 +24,7 @@ class HeadsDrafter(Drafter):
         template: The tree.
         values: Calibration counts, from which smaller trees are chosen when a limit asks for one; None cuts the
             template instead.
+        growth: For heads that attend: lets trees grow by these rules instead of filling the template.
         dtype: Compute dtype, the target's.
         device: Device of h.
 
@@ -37,6 +40,7 @@ class HeadsDrafter(Drafter):
         template: TreeTemplate,
         values: PathValues | None = None,
         *,
+        growth: Growth | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -54,6 +58,8 @@ class HeadsDrafter(Drafter):
         self.heads = heads
         self.template = template
         self.values = values
+        self.growth = growth if heads.attends else None
+        self.reads = heads.taps if heads.attends else None
         self._limited: dict[int, TreeTemplate] = {}
         self._stack(dtype, device)
 
@@ -73,10 +79,10 @@ class HeadsDrafter(Drafter):
         self._stack(*state["stacked"])
 
     def begin(self, prompt: Sequence[int]) -> DraftSession:
-        """Heads keep no state: everything they know is in h."""
+        """A session; only heads that attend keep a state in it, the others find all they need in h."""
         if _state_of(self.heads) != self._state:
             self._stack(self.stacked.dtype, self.stacked.device)
-        return _HeadsSession(self)
+        return _AttendingSession(self) if self.heads.attends else _HeadsSession(self)
 
     def limited(self, limit: int | None) -> TreeTemplate:
         """The template for at most `limit` draft nodes: the best of that size if it was calibrated."""
@@ -94,6 +100,7 @@ class HeadsDrafter(Drafter):
     def guesses(self, h: torch.Tensor, template: TreeTemplate, root: int) -> torch.Tensor:
         """Tokens of the template's draft nodes, in layout order, for h [H]: int64 [N - 1], where h is."""
         self.follow(h)
+        assert not isinstance(self.stacked, DraftSteps), "these draft in a session"
         if isinstance(self.stacked, LevelHeads):
             return guess_levels(self.stacked, template, h, root, self.draft_ids)
         if template not in self._slots:
@@ -108,8 +115,13 @@ class HeadsDrafter(Drafter):
             self._stack(h.dtype, h.device)
 
 
-def decoding_form(heads: DraftHeads, *, dtype: torch.dtype, device: torch.device) -> StackedMedusaHeads | LevelHeads:
+DecodingForm = StackedMedusaHeads | LevelHeads | DraftSteps
+
+
+def decoding_form(heads: DraftHeads, *, dtype: torch.dtype, device: torch.device) -> DecodingForm:
     """A frozen copy of heads made for decoding, on the fastest linear layers that are here."""
+    if isinstance(heads, AutoregressiveHeads):
+        return DraftSteps(heads, dtype=dtype, device=device, linear=fast_linear)
     if heads.sequential:
         return LEVELS[heads.config.kind](heads, dtype=dtype, device=device, linear=fast_linear)
     assert isinstance(heads, MedusaHeads), "the only family whose heads do not wait for each other"
@@ -138,3 +150,36 @@ class _HeadsSession(DraftSession):
         drafter.follow(h)
         key = (drafter.stacked, template)
         return FixedDraft(shape=template.shape, guess=lambda h: drafter.guesses(h, template, -1), key=key)
+
+
+class _AttendingSession(DraftSession):
+    """A session that begins once the dtype and the device of the target's states are seen."""
+
+    def __init__(self, drafter: HeadsDrafter) -> None:
+        self.drafter = drafter
+        self.inner: AutoregressiveSession | None = None
+
+    def read(self, ids: Sequence[int], states: ReadStates) -> None:
+        if self.inner is None:
+            self.drafter.follow(states.h)
+            assert isinstance(self.drafter.stacked, DraftSteps), "the heads attend"
+            self.inner = AutoregressiveSession(self.drafter.stacked)
+        self.inner.read(ids, states)
+
+    def forget(self) -> None:
+        self.inner = None
+
+    def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        if self.inner is None or limit == 0:
+            return TokenTree.root_only(root)
+        return self.inner.grow(root, self._choice(limit)) if self._wanted(limit) else TokenTree.root_only(root)
+
+    def _wanted(self, limit: int | None) -> bool:
+        return self.drafter.growth is not None or bool(self.drafter.limited(limit).paths)
+
+    def _choice(self, limit: int | None) -> Choice:
+        drafter = self.drafter
+        if drafter.growth is not None:
+            return GrowthChoice(drafter.growth, drafter.heads.config.num_heads, limit, drafter.draft_ids)
+        template = drafter.limited(limit)
+        return TemplateChoice(template, plan_of(template, drafter.stacked.device), drafter.draft_ids)

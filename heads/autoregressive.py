@@ -1,0 +1,79 @@
+"""Heads that draft as a small decoder does: each step reads the feature of the one before. Knows no family's layer."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from medusa_spec.heads.base import DraftHeads
+from medusa_spec.heads.config import HeadsConfig
+from medusa_spec.heads.head import Head
+from medusa_spec.heads.view import UnrolledView, View
+
+
+class AutoregressiveHead(Head):
+    """One step of a draft: from the feature of the last token and the next token to that token's feature."""
+
+    def begin(self, h: torch.Tensor, layers: torch.Tensor | None) -> torch.Tensor:
+        """The feature of a token that the target has read: from h [..., H] and tapped layers [..., L, H], [..., H]."""
+        return h
+
+    @abstractmethod
+    def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
+        """The next feature.
+
+        Args:
+            feature: [B, T, H], of the tokens before.
+            vector: [B, T, H], the target's embeddings of the tokens after those.
+            view: What the rows see of the text and of their own drafts.
+
+        Returns:
+            [B, T, H].
+        """
+
+
+class AutoregressiveHeads(DraftHeads):
+    """K steps of feature-level autoregression with attention over the text.
+
+    Raises:
+        ValueError: Also if there is to be more than one layer a step.
+
+    Source: Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", section 3.
+    """
+
+    sequential = True
+    attends = True
+
+    def __init__(self, config: HeadsConfig, *args: Any, **kwargs: Any) -> None:
+        if config.num_layers != 1:
+            raise ValueError(f"num_layers must be 1 for {config.kind} heads, one layer a step, got {config.num_layers}")
+        super().__init__(config, *args, **kwargs)
+
+    @abstractmethod
+    def make_head(self, k: int) -> AutoregressiveHead:
+        """Step k, as it begins."""
+
+    def head(self, k: int) -> Any:
+        """The module of step k; where heads are tied it is that of all."""
+        return super().head(k)
+
+    def features(
+        self, h: torch.Tensor, tokens: torch.Tensor | None = None, layers: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Features of all drafts that could begin in texts, given the true tokens.
+
+        Args:
+            h: [B, T, H]: texts from their first token on.
+            tokens: Int64 [B, T, K], the tokens t + 1 … t + K.
+            layers: [B, T, L, H], the tapped layers, where the family taps any.
+
+        Returns:
+            K tensors [B, T, H].
+        """
+        vectors = self.vectors(tokens)
+        view = UnrolledView(h.shape[0], h.shape[1], h.device, own=self.num_sets > 1)
+        feature, features = self.head(0).begin(h, layers), []
+        for k in range(self.config.num_heads):
+            feature = self.head(k).step(feature, vectors[..., k, :], view.next())
+            features.append(self.head(k).features(feature))
+        return features

@@ -1,0 +1,171 @@
+"""Drafting with heads that attend to the text, over a static template or a tree that grows. Knows no training."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medusa_spec.drafters.base import DraftSession, ReadStates
+from medusa_spec.drafters.levels import Plan
+from medusa_spec.drafters.memory import TextMemory, TextView, draft_mask, text_mask
+from medusa_spec.heads.steps import DraftSteps
+from medusa_spec.tree import Growing, Growth, TokenTree, TreeTemplate
+
+READ_AT_ONCE = 512
+"""Most rows of the text that the heads' layer reads in one pass: its mask has that many rows."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chosen:
+    """Which guesses get children of their own.
+
+    Attributes:
+        rows: For each its parent's row among those guessed below.
+        tokens: Int64 [M], their target ids.
+    """
+
+    rows: Sequence[int]
+    tokens: torch.Tensor
+
+
+class Choice(ABC):
+    """What becomes of the guesses of a draft, level by level."""
+
+    @abstractmethod
+    def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
+        """Takes the guesses below the M nodes of a depth (the root's is 0), logits [M, draft vocabulary].
+
+        Returns:
+            The nodes of the next depth to guess below, or None if the draft is done.
+        """
+
+    @abstractmethod
+    def tree(self, root: int) -> TokenTree:
+        """The tree that came of it."""
+
+
+class TemplateChoice(Choice):
+    """Fills a static template."""
+
+    def __init__(self, template: TreeTemplate, plan: Plan, draft_ids: torch.Tensor | None) -> None:
+        self.template, self.plan, self.draft_ids = template, plan, draft_ids
+        self.found: list[torch.Tensor] = []
+
+    def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
+        """See `Choice`."""
+        level = self.plan.levels[depth]
+        tokens = logits.topk(level.width, dim=-1).indices.flatten()[level.slots]
+        if self.draft_ids is not None:
+            tokens = self.draft_ids[tokens]
+        self.found.append(tokens)
+        if depth + 1 == len(self.plan.levels):
+            return None
+        return Chosen(rows=level.parents.tolist(), tokens=tokens[level.kept])
+
+    def tree(self, root: int) -> TokenTree:
+        """See `Choice`."""
+        tokens = torch.cat(self.found)[self.plan.order].tolist()
+        return TokenTree(shape=self.template.shape, tokens=(root, *tokens))
+
+
+class GrowthChoice(Choice):
+    """Lets a tree grow as far as it pays."""
+
+    def __init__(self, growth: Growth, deepest: int, limit: int | None, draft_ids: torch.Tensor | None) -> None:
+        self.growth, self.deepest, self.draft_ids = growth, deepest, draft_ids
+        self.growing = Growing(growth, limit)
+        self.nodes = [0]
+
+    def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
+        """See `Choice`."""
+        if self.growth.temperature != 1.0:
+            logits = logits / self.growth.temperature
+        best = logits.topk(min(self.growth.width, logits.shape[1]), dim=-1)
+        chances = (best.values - logits.logsumexp(-1, keepdim=True)).exp() * self.growth.coverage
+        ids = best.indices if self.draft_ids is None else self.draft_ids[best.indices]
+        width, numbers = ids.shape[1], ids.flatten().tolist()
+        parents = [node for node in self.nodes for _ in range(width)]
+        row_of = {node: row for row, node in enumerate(self.nodes)}
+        wanted = self.growing.add(parents, numbers, chances.flatten().tolist())
+        if not wanted or depth + 1 == self.deepest:
+            return None
+        self.nodes = wanted
+        rows = [row_of[self.growing.parents[node]] for node in wanted]
+        tokens = torch.tensor([self.growing.tokens[node] for node in wanted], device=logits.device)
+        return Chosen(rows=rows, tokens=tokens)
+
+    def tree(self, root: int) -> TokenTree:
+        """See `Choice`."""
+        shape, tokens = self.growing.finish()
+        return TokenTree(shape=shape, tokens=(root, *tokens))
+
+
+class AutoregressiveSession(DraftSession):
+    """The heads' layer has read the text of one request, up to what it was shown.
+
+    Args:
+        steps: Decoding form of the heads.
+    """
+
+    def __init__(self, steps: DraftSteps) -> None:
+        self.steps = steps
+        self.text: list[int] = []
+        self.memories = [TextMemory() for _ in range(steps.num_sets)]
+        self.unread: list[list[torch.Tensor]] = [[] for _ in range(steps.num_sets)]
+
+    def read(self, ids: Sequence[int], states: ReadStates) -> None:
+        """See `DraftSession`: the features of these tokens wait for the tokens after them."""
+        self.text += ids
+        self.unread[0].append(self.steps.begin(states.h, states.layers))
+
+    @torch.inference_mode()
+    def grow(self, root: int, choice: Choice) -> TokenTree:
+        """Drafts from the root, which is the token after all that was read; a lone root if nothing was."""
+        if not self.text:
+            return TokenTree.root_only(root)
+        feature = self._read_text(0, root)[-1:]
+        seen: list[tuple[int, ...]] = [()]
+        for depth in range(self.steps.config.num_heads):
+            chosen = choice.take(depth, self.steps.logits(depth, feature).float())
+            if chosen is None:
+                break
+            feature = feature[chosen.rows]
+            if self.steps.num_sets > 1:
+                self._read_text(depth + 1, root)
+            feature, seen = self._guess_below(depth + 1, feature, chosen, seen)
+        for memory in self.memories:
+            memory.drop_draft()
+        return choice.tree(root)
+
+    def _guess_below(
+        self, depth: int, feature: torch.Tensor, chosen: Chosen, seen: list[tuple[int, ...]]
+    ) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
+        """Runs a step over nodes of a depth; their features, and the slots that their children will see."""
+        memory = self.memories[depth % len(self.memories)]
+        own = len(self.memories) > 1
+        before = [() if own else seen[row] for row in chosen.rows]
+        mask = draft_mask(memory.length, memory.end, before, feature.device)
+        view = TextView(memory, [len(self.text) - 1 + depth] * len(before), mask)
+        slots = range(memory.end, memory.end + len(before))
+        feature = self.steps.step(depth, feature, chosen.tokens, view)
+        return feature, [(*above, slot) for above, slot in zip(before, slots, strict=True)]
+
+    def _read_text(self, k: int, root: int) -> torch.Tensor:
+        """Lets step k read what it has not: rows whose next k + 1 tokens are known. Its features of them [T, H]."""
+        memory, waiting = self.memories[k], self.unread[k]
+        tokens, features = [*self.text, root], torch.cat(waiting)
+        rows = len(self.text) - k - memory.length
+        self.unread[k] = [features[rows:]] if rows < len(features) else []
+        found = []
+        for part in features[:rows].split(READ_AT_ONCE):
+            start, count = memory.length, len(part)
+            after = torch.tensor(tokens[start + 1 + k : start + 1 + k + count], device=part.device)
+            mask = text_mask(start, count, k, part.device)
+            view = TextView(memory, range(start + k, start + k + count), mask)
+            found.append(self.steps.step(k, part, after, view))
+            memory.keep_all()
+        read = torch.cat(found) if found else features[:0]
+        if k + 1 < len(self.memories):
+            self.unread[k + 1].append(read)
+        return read
