@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,11 +16,12 @@ from transformers import PreTrainedModel
 
 from medusa_spec.adapters import adapter_state, without_wrapper
 from medusa_spec.cache import SlabCache
-from medusa_spec.capture import CutError, capture_input, capturing
+from medusa_spec.capture import CutError, capture_input, capturing, capturing_output
 from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, Pass, attach, register
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection, TokenEmbedding
 from medusa_spec.prepared.decoder import FastDecoder
+from medusa_spec.taps import Tapped, find_layers, listening, tapping
 
 _attached: "WeakKeyDictionary[nn.Module, ref[Backbone]]" = WeakKeyDictionary()
 """Backbones of attached models by LM head. A deep copy of such a model brings the hook along without being here, and a
@@ -37,10 +39,20 @@ class TargetOutput:
     Attributes:
         logits: [B, T, V], after the model's own post-processing, in the model's dtype.
         h: [B, T, H], the tensor that entered the LM head.
+        layers: [B, T, L, H], what entered the L decoder layers asked for (`taps`); None where none was.
     """
 
     logits: torch.Tensor
     h: torch.Tensor
+    layers: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TargetStates:
+    """What one pass without the LM head gives: h and layers of a `TargetOutput`."""
+
+    h: torch.Tensor
+    layers: torch.Tensor | None = None
 
 
 class Backbone:
@@ -244,44 +256,80 @@ class Backbone:
             )
 
     @torch.no_grad()
-    def forward(self, input_ids: torch.Tensor, *, last_only: bool = False, **kwargs: Any) -> TargetOutput:
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        last_only: bool = False,
+        all_states: bool = False,
+        taps: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> TargetOutput:
         """One plain pass that also returns h.
 
         Args:
             input_ids: [B, T].
-            last_only: Compute logits and h of the last position only (prefill).
+            last_only: Compute logits of the last position only (prefill), and return h and layers of it alone.
+            all_states: Return h and layers of all positions even so.
+            taps: Decoder layers, rising, of which the hidden state that enters them is returned too; tap i is Hugging
+                Face's `hidden_states[i]`.
             **kwargs: Passed on; `cache` is renamed for older versions of transformers.
 
         Returns:
-            Logits and h of the T positions, or of the last one.
+            Logits, h and layers of the T positions, or of the last one.
+
+        Raises:
+            ConfigError: If taps do not rise, or name no layer.
+            UnsupportedError: If the layers that taps name cannot be found.
         """
         if "cache" in kwargs:
             kwargs[self._cache_argument] = kwargs.pop("cache")
             kwargs["use_cache"] = kwargs[self._cache_argument] is not None
+        around = last_only and all_states and self._keeps_logits and self._decoder_gives_h
         if self._keeps_logits:
-            kwargs["logits_to_keep"] = 1 if last_only else 0
-        with capturing() as captured:
+            kwargs["logits_to_keep"] = 1 if last_only and (around or not all_states) else 0
+        decoded: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
+        if around:
+            decoded = capturing_output(self.model.get_decoder())
+        with capturing() as captured, self._tapping(taps) as tapped, decoded as outputs:
             logits = self.model(input_ids=input_ids, return_dict=True, **kwargs).logits
         h = self._last(captured)
-        if last_only:
-            logits, h = logits[:, -1:], h[:, -1:]
-        return TargetOutput(logits=logits, h=h)
+        if around:
+            h = outputs[-1].to(h.device)
+        only = last_only and not all_states
+        return TargetOutput(
+            logits=logits[:, -1:] if last_only else logits,
+            h=h[:, -1:] if only else h,
+            layers=None if tapped is None else tapped.stacked(h, last_only=only),
+        )
 
-    def verify(self, input_ids: torch.Tensor, tree_pass: Pass, *, last_only: bool = False) -> TargetOutput:
+    def verify(
+        self,
+        input_ids: torch.Tensor,
+        tree_pass: Pass,
+        *,
+        last_only: bool = False,
+        all_states: bool = False,
+        taps: tuple[int, ...] = (),
+    ) -> TargetOutput:
         """One pass over the N nodes of a tree, each row behind its own prefix.
 
         Args:
             input_ids: Node tokens [B, N].
             tree_pass: Shape, prefix lengths and cache; see `attention.TreePass` and `StaticTreePass`.
-            last_only: Compute logits and h of the last node only.
+            last_only: As in `forward`, for the last node.
+            all_states: As in `forward`.
+            taps: As in `forward`; not while a graph is recorded.
 
         Returns:
-            Logits [B, N, V] and h [B, N, H] at every node, or at the last one.
+            Logits [B, N, V], h [B, N, H] and layers [B, N, L, H] at every node, or at the last one.
         """
         extra: dict[str, Any] = {TREE_ARGUMENT: tree_pass}
         return self.forward(
             input_ids,
             last_only=last_only,
+            all_states=all_states,
+            taps=taps,
             position_ids=tree_pass.positions,
             # Four dimensions: Hugging Face passes such a mask through untouched, and tree attention does not read it.
             attention_mask=tree_pass.no_mask,
@@ -289,19 +337,31 @@ class Backbone:
             **extra,
         )
 
-    @torch.no_grad()
     def hidden_states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """h of every position without paying for the LM head, by cutting the forward off there.
+        """h [B, T, H] of every position without paying for the LM head; see `states`."""
+        return self.states(input_ids, attention_mask).h
+
+    @torch.no_grad()
+    def states(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        taps: tuple[int, ...] = (),
+    ) -> TargetStates:
+        """h and layers of every position without paying for the LM head, by cutting the forward off there.
 
         Args:
             input_ids: [B, T]; right padding is fine with a mask.
             attention_mask: [B, T], 1 for real tokens; None means all are.
+            taps: As in `forward`.
 
         Returns:
-            h [B, T, H] in the model's dtype.
+            h [B, T, H] and layers [B, T, L, H], in the model's dtype.
 
         Raises:
-            ConfigError: If the text is longer than the model's learnt positions.
+            ConfigError: If the text is longer than the model's learnt positions; or as `forward`, for taps.
+            UnsupportedError: As `forward`.
         """
         if self.max_length is not None and input_ids.shape[1] > self.max_length:
             raise ConfigError(
@@ -309,12 +369,37 @@ class Backbone:
                 f"{type(self.model).__name__} end, got a text of {input_ids.shape[1]} tokens"
             )
         kwargs: dict[str, Any] = {"logits_to_keep": 0} if self._keeps_logits else {}
-        with capturing(cut=True) as captured:
+        with capturing(cut=True) as captured, self._tapping(taps) as tapped:
             try:
                 self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **kwargs)
             except CutError:
                 pass
-        return self._last(captured)
+        h = self._last(captured)
+        return TargetStates(h=h, layers=None if tapped is None else tapped.stacked(h))
+
+    @contextmanager
+    def _tapping(self, taps: tuple[int, ...]) -> Iterator[Tapped | None]:
+        """Within it, what enters the layers goes to what is returned; None if nothing is asked."""
+        if not taps:
+            with tapping(None):
+                yield None
+            return
+        decoder = self.model.get_decoder()
+        tapped = Tapped(find_layers(decoder, getattr(self.config, "num_hidden_layers", None)), taps)
+        # A decoder in one call would see the hooks and not be one; where it must, it listens itself.
+        listens: AbstractContextManager[None] = nullcontext() if isinstance(decoder, FastDecoder) else listening()
+        with tapping(tapped), listens:
+            yield tapped
+
+    @cached_property
+    def _decoder_gives_h(self) -> bool:
+        """Whether the decoder's output enters the LM head as it is, read off a pass."""
+        ids = torch.arange(1, 4, device=self.device).remainder(self.ids_below).unsqueeze(0)
+        with capturing_output(self.model.get_decoder()) as outputs:
+            h = self.forward(ids).h
+        if not outputs or outputs[-1].dtype != h.dtype:
+            return False
+        return torch.equal(outputs[-1].to(h.device), h)
 
     def _last(self, captured: list[torch.Tensor]) -> torch.Tensor:
         if not captured:

@@ -1,8 +1,9 @@
-"""Catches the tensor that enters a module during one forward, for this context alone. Knows one module, no models."""
+"""Catches what enters or leaves a module during one forward, for this context alone. Knows one module, no models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,3 +47,27 @@ def capture_input(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         captured.append(args[0])
         if captured.cut:
             raise CutError
+
+
+_outputs: ContextVar[list[torch.Tensor] | None] = ContextVar("medusa_spec_capture_output", default=None)
+"""As `_wanted`, for what leaves a module."""
+
+
+@contextmanager
+def capturing_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Within it, what leaves the module, or the first part of it, is collected; its hook is gone afterwards."""
+    captured: list[torch.Tensor] = []
+    token = _outputs.set(captured)
+    handle = module.register_forward_hook(_capture_output)
+    try:
+        yield captured
+    finally:
+        handle.remove()
+        _outputs.reset(token)
+
+
+def _capture_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """A forward hook; does nothing in a context that does not ask."""
+    captured = _outputs.get()
+    if captured is not None:
+        captured.append(output if isinstance(output, torch.Tensor) else output[0])

@@ -16,6 +16,7 @@ from medusa_spec.prepared.decoder_layer import FastDecoderLayer, LayerRecord, ru
 from medusa_spec.prepared.norm import FastNorm
 from medusa_spec.prepared.swap import RECORD, Swapped, swap, swappable
 from medusa_spec.prepared.watch import Watch
+from medusa_spec.taps import listening, taps_of
 from medusa_spec.tree import shape_of
 
 SHAPE = shape_of((-1, 0, 0, 1))
@@ -47,17 +48,25 @@ class FastDecoder(Swapped):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Token ids [B, N] to the plain decoder's output."""
-        tree_pass, record = kwargs.get(TREE_ARGUMENT), self.__dict__[RECORD]
-        ids, positions = kwargs.get("input_ids"), kwargs.get("position_ids")
-        if type(tree_pass) is not TreePass or args or ids is None or positions is None:
+        out = None if args else _in_one_call(self, self.__dict__[RECORD], kwargs)
+        if out is not None:
+            return out
+        with listening():
             return super().forward(*args, **kwargs)
-        asked = any(kwargs.get(name, getattr(self.config, name, False)) for name in ASKED)
-        if asked or kwargs.get(record.cache_argument) is not tree_pass.cache or kwargs.get("inputs_embeds") is not None:
-            return super().forward(*args, **kwargs)
-        hidden = _hidden(self, record, ids, positions, tree_pass)
-        if hidden is None:
-            return super().forward(*args, **kwargs)
-        return record.output(last_hidden_state=hidden, **{record.cache_argument: tree_pass.cache})
+
+
+def _in_one_call(decoder: Any, record: DecoderRecord, kwargs: dict[str, Any]) -> Any:
+    """The decoder's output; None if this pass is not for the kernel."""
+    tree_pass, ids, positions = kwargs.get(TREE_ARGUMENT), kwargs.get("input_ids"), kwargs.get("position_ids")
+    if type(tree_pass) is not TreePass or ids is None or positions is None:
+        return None
+    asked = any(kwargs.get(name, getattr(decoder.config, name, False)) for name in ASKED)
+    if asked or kwargs.get(record.cache_argument) is not tree_pass.cache or kwargs.get("inputs_embeds") is not None:
+        return None
+    hidden = _hidden(decoder, record, ids, positions, tree_pass)
+    if hidden is None:
+        return None
+    return record.output(last_hidden_state=hidden, **{record.cache_argument: tree_pass.cache})
 
 
 def _hidden(
@@ -71,7 +80,13 @@ def _hidden(
     angles = modules["rotary_emb"](hidden, position_ids=positions)
     if not takes_pass(record.layers[0], hidden, angles, tree_pass):  # the others are of its dtype and rotary size
         return None
-    return modules["norm"](run_layers(record.layers, hidden, angles, tree_pass))
+    begin, tapped = 0, taps_of(modules["layers"])
+    if tapped is not None:
+        for tap in tapped.taps:
+            if tap > begin:
+                hidden, begin = run_layers(record.layers[begin:tap], hidden, angles, tree_pass), tap
+            tapped.put(tap, hidden)
+    return modules["norm"](run_layers(record.layers[begin:], hidden, angles, tree_pass))
 
 
 # --- is it what the kernel knows? -------------------------------------------------------------------------------------

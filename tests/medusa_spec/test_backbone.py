@@ -12,8 +12,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AttentionInterface, AutoModel
 
 from medusa_spec import MedusaModel
+from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone
+from medusa_spec.cache import SlabCache
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
+from medusa_spec.tree import chain, shape_of
 
 
 def padded_batch(prompt):
@@ -243,3 +246,150 @@ def test_a_model_whose_wrapper_nobody_holds_can_be_wrapped_again(llama, scripted
     assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=20), answer)
     model.detach()
     assert llama.config._attn_implementation == "sdpa" and not llama.lm_head._forward_pre_hooks
+
+
+SHAPE = shape_of((-1, 0, 1, 0, 3, 2))
+
+
+def listeners(model):
+    """How many hooks stand on each module."""
+    return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+
+
+def prompted(backbone, ids):
+    cache = SlabCache(backbone.config)
+    backbone.forward(ids, last_only=True, cache=cache)
+    cache.seal(16)
+    return cache
+
+
+def verify(backbone, cache, shape, tokens, **arguments):
+    cache.make_room(shape.size)
+    return backbone.verify(tokens, TreePass(shape=shape, cache=cache, device=backbone.device), **arguments)
+
+
+def test_taps_are_the_hidden_states_that_hugging_face_gives(any_model, prompt):
+    batch = torch.cat([prompt(9, 1), prompt(9, 2)])
+    padded = {"input_ids": batch, "attention_mask": (torch.arange(9) < torch.tensor([[9], [6]])).long()}
+    reference = copy.deepcopy(any_model)
+    expected, shorter = (
+        torch.stack(reference(**inputs, output_hidden_states=True).hidden_states[:2], dim=2)
+        for inputs in ({"input_ids": batch}, padded)
+    )
+    backbone = Backbone(any_model)
+    assert torch.equal(backbone.forward(batch, taps=(0, 1)).layers, expected)
+    assert torch.equal(backbone.forward(batch, taps=(1,)).layers, expected[:, :, 1:])
+    assert torch.equal(backbone.states(batch, taps=(0, 1)).layers, expected)
+    torch.testing.assert_close(backbone.states(**padded, taps=(0, 1)).layers, shorter, rtol=0, atol=0, equal_nan=True)
+
+
+def test_taps_change_nothing_and_leave_nothing_behind(any_model, prompt):
+    ids, backbone = prompt(9), Backbone(any_model)
+    before = listeners(any_model)
+    plain, tapped = backbone.forward(ids), backbone.forward(ids, taps=(0, 1))
+    assert plain.layers is None
+    assert torch.equal(tapped.logits, plain.logits) and torch.equal(tapped.h, plain.h)
+    states = backbone.states(ids, taps=(1,))
+    assert torch.equal(states.h, plain.h)
+    assert backbone.states(ids).layers is None
+    cache = prompted(backbone, ids)
+    tree, with_taps = (
+        verify(backbone, copy.deepcopy(cache), SHAPE, prompt(SHAPE.size, 1), taps=taps) for taps in ((), (0, 1))
+    )
+    assert torch.equal(with_taps.logits, tree.logits) and torch.equal(with_taps.h, tree.h)
+    assert listeners(any_model) == before
+
+
+def test_taps_of_a_tree_are_those_of_one_token_passes_over_each_path(any_model, prompt):
+    backbone, tokens = Backbone(any_model), prompt(SHAPE.size, 1)
+    sealed = prompted(backbone, prompt(11))
+    out = verify(backbone, copy.deepcopy(sealed), SHAPE, tokens, taps=(0, 1))
+    assert out.layers.shape == (1, SHAPE.size, 2, 32)
+    for node in range(SHAPE.size):
+        cache = copy.deepcopy(sealed)
+        for place in SHAPE.path_to(node):
+            alone = verify(backbone, cache, chain(0), tokens[:, place : place + 1], taps=(0, 1))
+            cache.keep(0, (0,))
+        torch.testing.assert_close(out.layers[0, node], alone.layers[0, 0])
+        torch.testing.assert_close(out.h[0, node], alone.h[0, 0])
+
+
+def test_states_of_all_positions_beside_the_last_logits_are_those_of_a_whole_pass(any_model, prompt):
+    backbone, ids, tokens, rows = Backbone(any_model), prompt(9), prompt(SHAPE.size, 1), []
+    whole = backbone.forward(ids, taps=(0, 1))
+    backbone.forward(ids, last_only=True, all_states=True)  # has found out by now where h comes from
+    handle = backbone.lm_head.register_forward_hook(lambda module, args, out: rows.append(out.shape[1]))
+    both = backbone.forward(ids, last_only=True, all_states=True, taps=(0, 1))
+    last = backbone.forward(ids, last_only=True, taps=(0, 1))
+    handle.remove()
+    assert rows == [1, 1]
+    assert torch.equal(both.logits, last.logits) and last.logits.shape[1] == 1
+    assert torch.equal(both.h, whole.h) and torch.equal(both.layers, whole.layers)
+    assert torch.equal(last.h, whole.h[:, -1:]) and torch.equal(last.layers, whole.layers[:, -1:])
+    cache = prompted(backbone, ids)
+    tree, short = (
+        verify(backbone, copy.deepcopy(cache), SHAPE, tokens, taps=(1,), **arguments)
+        for arguments in ({}, {"last_only": True, "all_states": True})
+    )
+    assert short.logits.shape[1] == 1
+    assert torch.equal(short.h, tree.h) and torch.equal(short.layers, tree.layers)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_h_of_all_positions_is_right_where_the_decoder_does_not_give_it(llama, prompt, keeps):
+    llama.lm_head.register_forward_pre_hook(lambda module, args: (args[0] * 3,))
+    backbone, ids = Backbone(llama), prompt(9)
+    backbone._keeps_logits = keeps
+    whole = backbone.forward(ids)
+    both = backbone.forward(ids, last_only=True, all_states=True)
+    assert torch.equal(whole.h, llama.model(ids).last_hidden_state * 3)
+    assert torch.equal(both.h, whole.h) and torch.equal(both.logits, whole.logits[:, -1:])
+
+
+def test_a_thread_that_taps_and_one_that_does_not_do_not_see_each_other(llama, prompt):
+    backbone, one, two = Backbone(llama), prompt(9), prompt(7, 1)
+    expected, plain = backbone.forward(one, taps=(0, 1)), backbone.forward(two)
+    stop, others = threading.Event(), []
+
+    def run():
+        while not stop.is_set():
+            others.append(backbone.forward(two))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        tapped = [backbone.forward(one, taps=(0, 1)) for _ in range(30)]
+    finally:
+        stop.set()
+        thread.join()
+    assert others and all(out.layers is None and torch.equal(out.h, plain.h) for out in others)
+    assert all(torch.equal(out.layers, expected.layers) and torch.equal(out.h, expected.h) for out in tapped)
+
+
+def test_a_copy_taps_its_own_layers(llama, prompt):
+    model, ids = MedusaModel(llama, probe=False), prompt(9)
+    expected = model.backbone.forward(ids, taps=(0, 1)).layers
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        llama.model.layers[0].mlp.down_proj.weight.mul_(2)
+    assert torch.equal(other.backbone.forward(ids, taps=(0, 1)).layers, expected)
+    assert not torch.equal(model.backbone.forward(ids, taps=(0, 1)).layers, expected)
+
+
+def test_taps_that_are_no_layers_are_refused_before_the_pass(llama, prompt, monkeypatch):
+    backbone = Backbone(llama)
+    monkeypatch.setattr(llama, "forward", lambda **_: pytest.fail("computed"))
+    for run in (backbone.forward, backbone.states):
+        with pytest.raises(ConfigError, match="0 to 1, got"):
+            run(prompt(3), taps=(2,))
+        with pytest.raises(ConfigError, match="rise"):
+            run(prompt(3), taps=(1, 0))
+
+
+def test_a_model_whose_layers_cannot_be_found_is_refused_when_taps_are_asked_and_only_then(llama, prompt):
+    backbone, ids = Backbone(llama), prompt(3)
+    expected = backbone.forward(ids).h
+    llama.config.num_hidden_layers = 7
+    assert torch.equal(backbone.forward(ids).h, expected)
+    with pytest.raises(UnsupportedError, match="num_hidden_layers = 7"):
+        backbone.forward(ids, taps=(0,))

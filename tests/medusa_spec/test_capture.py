@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from medusa_spec.capture import CutError, capture_input, capturing
+from medusa_spec.capture import CutError, capture_input, capturing, capturing_output
 
 
 @pytest.fixture
@@ -62,4 +62,28 @@ def test_nothing_is_caught_after_an_exception(module):
     with pytest.raises(ZeroDivisionError), capturing() as captured:
         raise ZeroDivisionError
     module(torch.zeros(1, 3))
+    assert not captured
+
+
+def test_what_leaves_a_module_is_collected_only_within_and_no_hook_is_left():
+    module, x = nn.Linear(3, 3), torch.zeros(1, 3)
+    with capturing_output(module) as captured:
+        out = module(x)
+    module(x)
+    assert len(captured) == 1 and captured[0] is out
+    assert not module._forward_hooks
+
+
+def test_of_several_outputs_the_first_is_collected():
+    module = nn.LSTM(3, 3)
+    with capturing_output(module) as captured:
+        out, _ = module(torch.zeros(1, 3))
+    assert captured[0] is out
+
+
+def test_what_leaves_a_module_in_another_thread_is_not_caught(module):
+    with capturing_output(module) as captured:
+        thread = threading.Thread(target=module, args=(torch.zeros(1, 3),))
+        thread.start()
+        thread.join()
     assert not captured

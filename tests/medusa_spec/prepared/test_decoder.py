@@ -1,5 +1,7 @@
 """A decoder in one call is the decoder, and is left alone where it is anything else."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from medusa_spec.cache import SlabCache
 from medusa_spec.native.build import library
 from medusa_spec.prepare import prepare
 from medusa_spec.prepared.decoder import FastDecoder
+from medusa_spec.prepared.decoder_layer import run_layers
 from medusa_spec.prepared.packed_linear import available
 from medusa_spec.tree import chain, shape_of
 
@@ -47,23 +50,23 @@ def prompted(backbone, ids):
 
 
 @torch.inference_mode()
-def tree_output(backbone, prompt, tokens):
+def tree_output(backbone, prompt, tokens, taps=()):
     cache = prompted(backbone, prompt)
     cache.make_room(SHAPE.size)
-    out = backbone.verify(tokens, TreePass(shape=SHAPE, cache=cache, device=backbone.device))
+    out = backbone.verify(tokens, TreePass(shape=SHAPE, cache=cache, device=backbone.device), taps=taps)
     return out, cache
 
 
 @torch.inference_mode()
-def path_logits(backbone, prompt, tokens, node):
+def path_output(backbone, prompt, tokens, node, taps=()):
     """By one-token passes over the path to a node."""
     cache = prompted(backbone, prompt)
     for place in SHAPE.path_to(node):
         cache.make_room(1)
         tree_pass = TreePass(shape=chain(0), cache=cache, device=backbone.device)
-        logits = backbone.verify(tokens[:, place : place + 1], tree_pass).logits[0, 0]
+        out = backbone.verify(tokens[:, place : place + 1], tree_pass, taps=taps)
         cache.keep(0, (0,))
-    return logits
+    return out
 
 
 @pytest.mark.parametrize("length", [1, 5, 23])
@@ -73,7 +76,7 @@ def test_every_node_has_the_bits_of_one_token_passes_over_its_path(make_model, p
     ids, tokens = prompt(length), prompt(SHAPE.size)
     out, _ = tree_output(backbone, ids, tokens)
     for node in range(SHAPE.size):
-        assert torch.equal(out.logits[0, node], path_logits(backbone, ids, tokens, node)), node
+        assert torch.equal(out.logits[0, node], path_output(backbone, ids, tokens, node).logits[0, 0]), node
 
 
 def test_one_call_gives_what_layer_by_layer_gives(make_model, prompt, name, dtype, monkeypatch):
@@ -90,6 +93,97 @@ def test_one_call_gives_what_layer_by_layer_gives(make_model, prompt, name, dtyp
         for layer in range(2):
             for got, expected in zip(written.buffers(layer), cache.buffers(layer), strict=True):
                 assert torch.equal(got, expected)
+
+
+SIZES = {"head_dim": 16, "intermediate_size": 64, "num_hidden_layers": 4}
+
+
+@pytest.fixture
+def deep(make_model, name, dtype):
+    """Four layers in one call."""
+    backbone = prepared_backbone(make_model(name, dtype=dtype, **SIZES))
+    assert isinstance(backbone.model.get_decoder(), FastDecoder)
+    return backbone
+
+
+@pytest.mark.parametrize("taps", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
+def test_taps_change_no_bit_and_have_those_of_one_token_passes(deep, prompt, taps):
+    ids, tokens = prompt(9), prompt(SHAPE.size)
+    plain, _ = tree_output(deep, ids, tokens)
+    tapped, _ = tree_output(deep, ids, tokens, taps)
+    assert torch.equal(tapped.logits, plain.logits) and torch.equal(tapped.h, plain.h)
+    for node in range(SHAPE.size):
+        alone = path_output(deep, ids, tokens, node, taps)
+        assert torch.equal(tapped.layers[0, node], alone.layers[0, 0]), node
+
+
+def test_taps_split_the_call_and_cost_no_other_one(deep, prompt, monkeypatch):
+    counts = []
+
+    def count(records, *rest):
+        counts.append(len(records))
+        return run_layers(records, *rest)
+
+    monkeypatch.setattr("medusa_spec.prepared.decoder.run_layers", count)
+    for taps, expected in (((), [4]), ((0,), [4]), ((0, 1, 3), [1, 2, 1]), ((2,), [2, 2])):
+        counts.clear()
+        tree_output(deep, prompt(9), prompt(SHAPE.size), taps)
+        assert counts == expected
+
+
+def test_taps_come_with_the_same_bits_where_layers_run_one_by_one(deep, prompt, monkeypatch):
+    ids, tokens, taps = prompt(9), prompt(SHAPE.size), (0, 2, 3)
+    at_once, _ = tree_output(deep, ids, tokens, taps)
+    handle = deep.model.model.layers[1].register_forward_hook(lambda *_: None)
+    hooked, _ = tree_output(deep, ids, tokens, taps)
+    handle.remove()
+    monkeypatch.setattr("medusa_spec.prepared.decoder._hidden", lambda *_: None)
+    one_by_one, _ = tree_output(deep, ids, tokens, taps)
+    monkeypatch.setattr("medusa_spec.prepared.decoder_layer.takes_pass", lambda *_: False)
+    part_by_part, _ = tree_output(deep, ids, tokens, taps)
+    for again in (hooked, one_by_one, part_by_part):
+        assert torch.equal(again.layers, at_once.layers)
+        assert torch.equal(again.h, at_once.h)
+    assert not any(layer._forward_pre_hooks for layer in deep.model.model.layers)
+
+
+def test_taps_are_those_of_the_plain_target_but_for_rounding(make_model, deep, prompt, name, dtype):
+    ids, tokens, taps = prompt(9), prompt(SHAPE.size), (0, 1, 3)
+    fast, _ = tree_output(deep, ids, tokens, taps)
+    slow, _ = tree_output(Backbone(make_model(name, dtype=dtype, **SIZES)), ids, tokens, taps)
+    room = {torch.float32: 1e-3, torch.bfloat16: 0.1}[dtype]
+    assert torch.equal(fast.layers[:, :, 0], slow.layers[:, :, 0])  # the embeddings
+    torch.testing.assert_close(fast.layers, slow.layers, rtol=room, atol=room * float(slow.layers.abs().mean()))
+
+
+def test_one_who_taps_plain_passes_changes_no_bit_of_another_s_trees(deep, prompt):
+    ids, tokens, taps = prompt(9), prompt(SHAPE.size), (1, 3)
+    expected, _ = tree_output(deep, ids, tokens)
+    states, stop, seen = deep.states(ids, taps=taps).layers, threading.Event(), []
+
+    def run():
+        while not stop.is_set():
+            seen.append(deep.states(ids, taps=taps).layers)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        trees = [tree_output(deep, ids, tokens)[0] for _ in range(10)]
+    finally:
+        stop.set()
+        thread.join()
+    assert all(tree.layers is None and torch.equal(tree.logits, expected.logits) for tree in trees)
+    assert seen and all(torch.equal(layers, states) for layers in seen)
+
+
+def test_all_states_are_given_beside_the_last_logits(deep, prompt):
+    cache = prompted(deep, prompt(9))
+    cache.make_room(SHAPE.size)
+    tree_pass = TreePass(shape=SHAPE, cache=cache, device=deep.device)
+    out = deep.verify(prompt(SHAPE.size), tree_pass, last_only=True, all_states=True, taps=(2,))
+    expected, _ = tree_output(deep, prompt(9), prompt(SHAPE.size), (2,))
+    assert torch.equal(out.h, expected.h) and torch.equal(out.layers, expected.layers)
+    assert torch.equal(out.logits, expected.logits[:, -1:])
 
 
 def test_threads_change_no_bit(make_model, prompt, name, dtype):
