@@ -46,6 +46,11 @@ class TargetOutput:
     h: torch.Tensor
     layers: torch.Tensor | None = None
 
+    def last(self) -> "TargetOutput":
+        """The same, of the last position alone."""
+        layers = None if self.layers is None else self.layers[:, -1:]
+        return TargetOutput(logits=self.logits[:, -1:], h=self.h[:, -1:], layers=layers)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TargetStates:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from medusa_spec.drafters.base import DraftSession, ReadStates
+from medusa_spec.drafters.base import ReadStates
 from medusa_spec.drafters.levels import Plan
 from medusa_spec.drafters.memory import TextMemory, TextView, draft_mask, text_mask
 from medusa_spec.heads.steps import DraftSteps
@@ -101,7 +101,7 @@ class GrowthChoice(Choice):
         return TokenTree(shape=shape, tokens=(root, *tokens))
 
 
-class AutoregressiveSession(DraftSession):
+class TextDraft:
     """The heads' layer has read the text of one request, up to what it was shown.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from medusa_spec.drafters.autoregressive import AutoregressiveSession, Choice, GrowthChoice, TemplateChoice
+from medusa_spec.drafters.autoregressive import TextDraft, Choice, GrowthChoice, TemplateChoice
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft, ReadStates
 from medusa_spec.drafters.levels import guess_levels, plan_of
 from medusa_spec.errors import ConfigError
@@ -157,13 +157,13 @@ class _AttendingSession(DraftSession):
 
     def __init__(self, drafter: HeadsDrafter) -> None:
         self.drafter = drafter
-        self.inner: AutoregressiveSession | None = None
+        self.inner: TextDraft | None = None
 
     def read(self, ids: Sequence[int], states: ReadStates) -> None:
         if self.inner is None:
             self.drafter.follow(states.h)
             assert isinstance(self.drafter.stacked, DraftSteps), "the heads attend"
-            self.inner = AutoregressiveSession(self.drafter.stacked)
+            self.inner = TextDraft(self.drafter.stacked)
         self.inner.read(ids, states)
 
     def forget(self) -> None:
