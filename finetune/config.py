@@ -47,6 +47,8 @@ class FinetuneConfig:
         warmup: Share of the steps over which the learning rate rises.
         max_grad_norm: Clipping.
         depth_decay: Weight of head k in the loss is `depth_decay ** k`.
+        unroll: Steps of a draft that are trained, for heads that attend with one layer for all steps: later ones, up to
+            K, go on as they have learnt; None trains all.
         feature_weight: Weight of the distance between guessed features and the target's beside the cross-entropy; for
             EAGLE-1 heads.
         save_steps: Steps between training checkpoints: what a kill can cost.
@@ -93,6 +95,7 @@ class FinetuneConfig:
     warmup: float = 0.05
     max_grad_norm: float = 1.0
     depth_decay: float = 0.8
+    unroll: int | None = None
     feature_weight: float = 0.0
     save_steps: int = 200
     seed: int = 0
@@ -149,6 +152,7 @@ class FinetuneConfig:
             raise ConfigError(f"warmup must be a share of the steps in 0..1, got {self.warmup}")
         if not 0 < self.depth_decay <= 1:
             raise ConfigError(f"depth_decay must be in 0..1 and above 0, got {self.depth_decay}")
+        self._check_unroll()
         if not self.feature_weight >= 0 or (self.feature_weight and self.kind not in MIMICS):
             raise ConfigError(
                 f"feature_weight must be 0 or more, and 0 unless kind is one of {', '.join(MIMICS)}, got "
@@ -156,6 +160,18 @@ class FinetuneConfig:
             )
         if self.dtype not in get_args(DType):
             raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}, got {self.dtype!r}")
+
+    def _check_unroll(self) -> None:
+        if self.unroll is None:
+            return
+        if type(self.unroll) is not int or not 1 <= self.unroll <= self.num_heads:
+            raise ConfigError(f"unroll must be in 1..{self.num_heads} (num_heads), or None, got {self.unroll!r}")
+        tied = getattr(options_of(self.kind, self.options), "tied", False)
+        if self.unroll < self.num_heads and not (FAMILIES[self.kind].attends and tied):
+            raise ConfigError(
+                f"unroll must be None for {self.kind} heads with these options, got {self.unroll}: every head has "
+                "weights of its own to train"
+            )
 
     def heads_config(self, *, hidden_size: int, vocab_size: int, target: Any = None) -> HeadsConfig:
         """The heads' config on a target of these sizes; a draft vocabulary of V or more means all of V.

@@ -23,7 +23,7 @@ from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, mos
 
 _DEPENDS_ON = (
     "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate "
-    "weight_decay warmup max_grad_norm depth_decay feature_weight save_steps seed"
+    "weight_decay warmup max_grad_norm depth_decay unroll feature_weight save_steps seed"
 ).split()
 
 
@@ -67,7 +67,9 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     counts = TokenData(output / "data", "train").answer_counts(target.backbone.vocab_size)
     heads = start_heads(config, target.backbone, counts, target.eos_ids)
     start = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
-    model = TrainedHeads(heads, depth_decay=config.depth_decay, feature_weight=config.feature_weight)
+    model = TrainedHeads(
+        heads, depth_decay=config.depth_decay, feature_weight=config.feature_weight, unroll=config.unroll
+    )
     train, held_out = (StateStore(output, split, config.num_heads) for split in SPLITS)
     history = train_heads(model, train, held_out, config, folder)
     check_trained(start, heads)

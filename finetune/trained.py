@@ -17,14 +17,17 @@ class TrainedHeads(nn.Module):
         depth_decay: Head k's loss counts `depth_decay ** k`.
         feature_weight: Weight of the distance between what a head's LM head reads and what the target's read at the
             place of the guess, beside the cross-entropy; for families whose features are to be the target's.
+        unroll: Steps that are trained, for families that attend; None is all.
     """
 
     inverse: torch.Tensor
     weights: torch.Tensor
 
-    def __init__(self, heads: DraftHeads, *, depth_decay: float, feature_weight: float = 0.0) -> None:
+    def __init__(
+        self, heads: DraftHeads, *, depth_decay: float, feature_weight: float = 0.0, unroll: int | None = None
+    ) -> None:
         super().__init__()
-        self.heads, self.feature_weight = heads, feature_weight
+        self.heads, self.feature_weight, self.unroll = heads, feature_weight, unroll
         vocab = heads.config.vocab_size
         inverse = torch.arange(vocab) if heads.draft_ids is None else index_of(heads.draft_ids.cpu(), vocab)
         self.register_buffer("inverse", inverse, persistent=False)
@@ -52,12 +55,16 @@ class TrainedHeads(nn.Module):
         targets: torch.Tensor,
         tokens: torch.Tensor | None = None,
         layers: torch.Tensor | None = None,
+        steps: int | None = None,
     ) -> list[torch.Tensor]:
-        """K features [..., H], given the true tokens before the guesses; arguments as `forward`'s."""
+        """K features [..., H], or of the first `steps` heads, given the true tokens before the guesses; arguments else
+        as `forward`'s."""
         if tokens is None:
             tokens = targets[..., :-1].to(torch.int64).clamp_min(0)
         h = h.to(self.weights.dtype)
-        given: Any = {"layers": layers.to(h.dtype)} if layers is not None and self.heads.taps else {}
+        given: dict[str, Any] = {} if steps is None else {"steps": steps}
+        if layers is not None and self.heads.taps:
+            given["layers"] = layers.to(h.dtype)
         return self.heads.features(h, tokens, **given)
 
     def forward(
@@ -80,12 +87,13 @@ class TrainedHeads(nn.Module):
             `loss`, the weighted sum; `losses` [K], each head's own mean.
         """
         indices = self.indices(targets)
-        features = self.features(h, targets, tokens, layers)
+        features = self.features(h, targets, tokens, layers, self.unroll)
         losses = torch.stack([self._loss(k, z, indices[..., k]) for k, z in enumerate(features)])
-        loss = (self.weights * losses).sum()
+        weights = self.weights[: len(losses)]
+        loss = (weights * losses).sum()
         if self.feature_weight:
             distances = [self._distance(k, z, h, targets) for k, z in enumerate(features)]
-            loss = loss + self.feature_weight * (self.weights * torch.stack(distances)).sum()
+            loss = loss + self.feature_weight * (weights * torch.stack(distances)).sum()
         return {"loss": loss, "losses": losses.detach()}
 
     def _loss(self, k: int, z: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

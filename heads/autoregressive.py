@@ -58,7 +58,11 @@ class AutoregressiveHeads(DraftHeads):
         return super().head(k)
 
     def features(
-        self, h: torch.Tensor, tokens: torch.Tensor | None = None, layers: torch.Tensor | None = None
+        self,
+        h: torch.Tensor,
+        tokens: torch.Tensor | None = None,
+        layers: torch.Tensor | None = None,
+        steps: int | None = None,
     ) -> list[torch.Tensor]:
         """Features of all drafts that could begin in texts, given the true tokens.
 
@@ -66,6 +70,7 @@ class AutoregressiveHeads(DraftHeads):
             h: [B, T, H]: texts from their first token on.
             tokens: Int64 [B, T, K], the tokens t + 1 … t + K.
             layers: [B, T, L, H], the tapped layers, where the family taps any.
+            steps: Steps taken; None is K.
 
         Returns:
             K tensors [B, T, H].
@@ -73,7 +78,7 @@ class AutoregressiveHeads(DraftHeads):
         vectors = self.vectors(tokens)
         view = UnrolledView(h.shape[0], h.shape[1], h.device, own=self.num_sets > 1)
         feature, features = self.head(0).begin(h, layers), []
-        for k in range(self.config.num_heads):
+        for k in range(steps or self.config.num_heads):
             feature = self.head(k).step(feature, vectors[..., k, :], view.next())
             features.append(self.head(k).features(feature))
         return features

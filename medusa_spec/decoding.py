@@ -130,9 +130,7 @@ def read(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
     longest = request.sequence.max_length
     reserve = 0 if longest is None else longest - request.sequence.length
     chunk = request.prefill_chunk
-    out = prefill(
-        backbone, request.cache, request.prefill_ids, reserve=reserve, chunk=chunk, reads=request.reads
-    )
+    out = prefill(backbone, request.cache, request.prefill_ids, reserve=reserve, chunk=chunk, reads=request.reads)
     show(request, request.prefill_ids[0].tolist(), out, slice(None))
     out = out.last()
     accepted = accept(TokenTree.root_only(-1), out, request)

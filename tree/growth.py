@@ -150,4 +150,3 @@ class Growing:
             tokens.append(self.tokens[node])
             stack += [(child, len(tokens)) for child in below.get(node, ())]
         return shape_of(tuple(parents)), tokens
-
