@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from medusa_spec.drafters.autoregressive import TextDraft, Choice, GrowthChoice, TemplateChoice
+from medusa_spec.drafters.autoregressive import Choice, GrowthChoice, TemplateChoice, TextDraft
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft, ReadStates
 from medusa_spec.drafters.levels import guess_levels, plan_of
 from medusa_spec.errors import ConfigError
