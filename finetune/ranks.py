@@ -1,6 +1,7 @@
 """Ranks of the true tokens among the heads' guesses, on stored states: what accuracy and trees are counted from."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ def measure_ranks(
 def _ranks(model: TrainedHeads, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ranks [T, K] and targets [T, K + 1] at all positions of a batch that decoding would draft from."""
     projection = model.heads.projection
-    moved = {name: tensor.to(projection.weight.device) for name, tensor in batch.items()}
+    moved: dict[str, Any] = {name: tensor.to(projection.weight.device) for name, tensor in batch.items()}
     targets = moved["targets"].flatten(0, -2)
     rows = (targets[:, 0] != UNTRAINED).nonzero().flatten()
     indices = model.indices(targets[rows])

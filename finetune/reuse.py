@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ class KnownStates:
         assert config.states_from is not None
         output = Path(config.states_from)
         theirs = stages.read_done(output, "states")["settings"] | stages.read_done(output, "data")["settings"]
-        ours = {"model": config.model, "revision": config.revision, "dtype": str(compute_dtype(config))}
+        ours: dict[str, Any] = {"model": config.model, "revision": config.revision, "dtype": str(compute_dtype(config))}
         ours |= {"whole": True} if whole else {}
         ours |= {"taps": list(taps)} if taps else {}
         for name, value in ours.items():

@@ -116,7 +116,8 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         cache.keep(0, accepted.path[:gained])
         stats.seconds["keep"] += clock.lap()
 
-        show(request, [tree.tokens[node] for node in accepted.path[:gained]], out, accepted.path[:gained])
+        kept = list(accepted.path[:gained])
+        show(request, [tree.tokens[node] for node in kept], out, kept)
         request.session.observe(accepted.tokens[:gained])
         stats.record_pass(tree.shape, accepted.path, gained)
         stats.seconds["rest"] += clock.lap()
