@@ -11,9 +11,10 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import save_heads
 from medusa_spec.config import MedusaConfig
 from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times, pass_timer
-from medusa_spec.drafters import HeadsDrafter
+from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import in_order
+from medusa_spec.finetune.chances import measure_chances
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.ranks import accuracy, measure_ranks
 from medusa_spec.finetune.store import StateStore
@@ -22,10 +23,16 @@ from medusa_spec.finetune.train import load_trained
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import DraftHeads
 from medusa_spec.prepare import prepare
-from medusa_spec.tree import PathValues, TreeTemplate, best_tree, chain_template, count_paths, expected_accepted
+from medusa_spec.tree import Growth, PathValues, TreeTemplate, best_tree, chain_template, count_paths, expected_accepted
 
 PREFIX = 256
 """Tokens before the pass whose time is measured: a usual chat."""
+
+CHANCE_POSITIONS = 1 << 14
+"""Held-out positions at which probabilities are calibrated."""
+
+USUAL_GAIN = 3
+"""Tokens that a step gains, which heads that attend read in the next."""
 
 USUAL_SIZE = 8
 """Nodes of the target's passes between which drafts are timed."""
@@ -63,7 +70,9 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         tree, times, drafts = choose_tree(values, config.max_tree_size, heads, target.backbone)
     else:
         tree, times, drafts = best_tree(values, min(config.tree_size, len(expected) - 1)), {}, {}
+    growth = growth_rules(config, heads, expected, times, drafts) if times and heads.sequential else None
     result |= {
+        "growth": None if growth is None else growth.to_dict(),
         "tree_size": len(tree.paths),
         "tree_depth": tree.depth,
         "pass_seconds": {str(n): seconds for n, seconds in times.items()},
@@ -76,6 +85,7 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         lm_head_hash=target.backbone.lm_head_hash(),
         chat_template_hash=stages.read_done(output, "data")["result"]["chat_template_hash"],
         tree=tree,
+        growth=growth,
         values=values,
         training=training_record(config, result),
     )
@@ -130,17 +140,60 @@ def choose_tree(
     return max(found, key=lambda entry: entry[:2])[2], times, drafts
 
 
+def growth_rules(
+    config: FinetuneConfig,
+    heads: DraftHeads,
+    expected: list[float],
+    times: dict[int, float],
+    drafts: dict[int, float],
+) -> Growth:
+    """The rules by which trees of these heads grow on this machine.
+
+    The price of a token is what the best static tree makes it cost; trees that grow make it a little cheaper.
+
+    Args:
+        config: The run, for its held-out states.
+        heads: Sequential ones.
+        expected: Expected μ of the best static tree of every size.
+        times: Seconds of a pass by N.
+        drafts: Seconds of a draft by depth.
+    """
+    store = StateStore(Path(config.output), "held_out", heads.config.num_heads)
+    model = TrainedHeads(heads, depth_decay=config.depth_decay)
+    chances = measure_chances(model, in_order(store, attends=heads.attends), CHANCE_POSITIONS)
+    deepest = max(drafts)
+    level = max(0.0, (drafts[deepest] - drafts[1]) / max(deepest - 1, 1))
+    size = best_size(expected, times, extra=drafts[1])
+    token = (interpolate(times, size + 1) + drafts[1]) / (1.0 + expected[size])
+    return Growth(
+        token_seconds=token,
+        level_seconds=level,
+        pass_seconds=tuple(sorted(times.items())),
+        temperature=chances.temperature,
+        coverage=chances.coverage,
+        hit=chances.hit,
+    )
+
+
 def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, repeats: int = 15) -> float:
     """Median seconds of one draft of a tree, a pass of the target before each: it leaves no weights in the caches."""
     drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=heads.projection.weight.device)
     h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=heads.projection.weight.device)
     target_pass, session, seconds = pass_timer(backbone, USUAL_SIZE, PREFIX), drafter.begin([]), []
-    for _ in range(repeats):
+    for lap in range(repeats):
         target_pass()
+        if drafter.reads is not None:
+            _show(session, heads, h, PREFIX if lap == 0 else USUAL_GAIN)
         began = time.perf_counter()
         session.draft(0, h, None)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
+
+
+def _show(session: DraftSession, heads: DraftHeads, h: torch.Tensor, count: int) -> None:
+    """Shows a session made-up states of as many tokens."""
+    layers = h.expand(count, len(heads.taps), -1) if heads.taps else None
+    session.read([0] * count, ReadStates(h=h.expand(count, -1), layers=layers))
 
 
 def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict[str, Any]:

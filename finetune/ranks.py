@@ -1,6 +1,6 @@
 """Ranks of the true tokens among the heads' guesses, on stored states: what accuracy and trees are counted from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -60,19 +60,30 @@ def measure_ranks(
 
 def _ranks(model: TrainedHeads, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ranks [T, K] and targets [T, K + 1] at all positions of a batch that decoding would draft from."""
+    columns: list[list[torch.Tensor]] = [[] for _ in range(model.heads.config.num_heads)]
+    for k, logits, index in draft_logits(model, batch):
+        columns[k].append(rank_of(logits, index).cpu())
+    targets = batch["targets"].flatten(0, -2)
+    return torch.stack([torch.cat(parts) for parts in columns], dim=1), targets[targets[:, 0] != UNTRAINED].cpu()
+
+
+def draft_logits(
+    model: TrainedHeads, batch: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Draft logits at all positions of a batch that decoding would draft from, given the true tokens before.
+
+    Returns:
+        Head by head, pieces of (k, logits [T, draft vocabulary], index int64 [T] of the truth, -1 where it has none).
+    """
     projection = model.heads.projection
     moved: dict[str, Any] = {name: tensor.to(projection.weight.device) for name, tensor in batch.items()}
     targets = moved["targets"].flatten(0, -2)
     rows = (targets[:, 0] != UNTRAINED).nonzero().flatten()
     indices = model.indices(targets[rows])
     size = max(1, CHUNK_ELEMENTS // projection.weight.shape[0])
-    columns = []
     for k, z in enumerate(model.features(**moved)):
-        parts = zip(z.flatten(0, -2)[rows].split(size), indices[:, k].split(size), strict=True)
-        columns.append(
-            torch.cat([rank_of(model.heads.head(k).logits(part, projection), index) for part, index in parts])
-        )
-    return torch.stack(columns, dim=1).cpu(), targets[rows].cpu()
+        for part, index in zip(z.flatten(0, -2)[rows].split(size), indices[:, k].split(size), strict=True):
+            yield k, model.heads.head(k).logits(part, projection), index
 
 
 def accuracy(ranks: torch.Tensor, top: int) -> list[float]:

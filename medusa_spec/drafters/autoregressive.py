@@ -1,104 +1,17 @@
-"""Drafting with heads that attend to the text, over a static template or a tree that grows. Knows no training."""
+"""Drafting with heads that attend to the text: what they have read of it, and a draft behind that. Knows no trees."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from medusa_spec.drafters.base import ReadStates
-from medusa_spec.drafters.levels import Plan
+from medusa_spec.drafters.choice import Choice, Chosen
 from medusa_spec.drafters.memory import TextMemory, TextView, draft_mask, text_mask
 from medusa_spec.heads.steps import DraftSteps
-from medusa_spec.tree import Growing, Growth, TokenTree, TreeTemplate
+from medusa_spec.tree import TokenTree
 
 READ_AT_ONCE = 512
 """Most rows of the text that the heads' layer reads in one pass: its mask has that many rows."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Chosen:
-    """Which guesses get children of their own.
-
-    Attributes:
-        rows: For each its parent's row among those guessed below.
-        tokens: Int64 [M], their target ids.
-    """
-
-    rows: Sequence[int]
-    tokens: torch.Tensor
-
-
-class Choice(ABC):
-    """What becomes of the guesses of a draft, level by level."""
-
-    @abstractmethod
-    def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
-        """Takes the guesses below the M nodes of a depth (the root's is 0), logits [M, draft vocabulary].
-
-        Returns:
-            The nodes of the next depth to guess below, or None if the draft is done.
-        """
-
-    @abstractmethod
-    def tree(self, root: int) -> TokenTree:
-        """The tree that came of it."""
-
-
-class TemplateChoice(Choice):
-    """Fills a static template."""
-
-    def __init__(self, template: TreeTemplate, plan: Plan, draft_ids: torch.Tensor | None) -> None:
-        self.template, self.plan, self.draft_ids = template, plan, draft_ids
-        self.found: list[torch.Tensor] = []
-
-    def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
-        """See `Choice`."""
-        level = self.plan.levels[depth]
-        tokens = logits.topk(level.width, dim=-1).indices.flatten()[level.slots]
-        if self.draft_ids is not None:
-            tokens = self.draft_ids[tokens]
-        self.found.append(tokens)
-        if depth + 1 == len(self.plan.levels):
-            return None
-        return Chosen(rows=level.parents.tolist(), tokens=tokens[level.kept])
-
-    def tree(self, root: int) -> TokenTree:
-        """See `Choice`."""
-        tokens = torch.cat(self.found)[self.plan.order].tolist()
-        return TokenTree(shape=self.template.shape, tokens=(root, *tokens))
-
-
-class GrowthChoice(Choice):
-    """Lets a tree grow as far as it pays."""
-
-    def __init__(self, growth: Growth, deepest: int, limit: int | None, draft_ids: torch.Tensor | None) -> None:
-        self.growth, self.deepest, self.draft_ids = growth, deepest, draft_ids
-        self.growing = Growing(growth, limit)
-        self.nodes = [0]
-
-    def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
-        """See `Choice`."""
-        if self.growth.temperature != 1.0:
-            logits = logits / self.growth.temperature
-        best = logits.topk(min(self.growth.width, logits.shape[1]), dim=-1)
-        chances = (best.values - logits.logsumexp(-1, keepdim=True)).exp() * self.growth.coverage
-        ids = best.indices if self.draft_ids is None else self.draft_ids[best.indices]
-        width, numbers = ids.shape[1], ids.flatten().tolist()
-        parents = [node for node in self.nodes for _ in range(width)]
-        row_of = {node: row for row, node in enumerate(self.nodes)}
-        wanted = self.growing.add(parents, numbers, chances.flatten().tolist())
-        if not wanted or depth + 1 == self.deepest:
-            return None
-        self.nodes = wanted
-        rows = [row_of[self.growing.parents[node]] for node in wanted]
-        tokens = torch.tensor([self.growing.tokens[node] for node in wanted], device=logits.device)
-        return Chosen(rows=rows, tokens=tokens)
-
-    def tree(self, root: int) -> TokenTree:
-        """See `Choice`."""
-        shape, tokens = self.growing.finish()
-        return TokenTree(shape=shape, tokens=(root, *tokens))
 
 
 class TextDraft:

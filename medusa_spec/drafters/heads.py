@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from medusa_spec.drafters.autoregressive import Choice, GrowthChoice, TemplateChoice, TextDraft
+from medusa_spec.drafters.autoregressive import TextDraft
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft, ReadStates
-from medusa_spec.drafters.levels import guess_levels, plan_of
+from medusa_spec.drafters.choice import Choice, GrowthChoice, TemplateChoice
+from medusa_spec.drafters.levels import plan_of
 from medusa_spec.errors import ConfigError
 from medusa_spec.heads import LEVELS, AutoregressiveHeads, DraftHeads, LevelHeads, MedusaHeads, StackedMedusaHeads
 from medusa_spec.heads.steps import DraftSteps
@@ -24,7 +25,7 @@ class HeadsDrafter(Drafter):
         template: The tree.
         values: Calibration counts, from which smaller trees are chosen when a limit asks for one; None cuts the
             template instead.
-        growth: For heads that attend: lets trees grow by these rules instead of filling the template.
+        growth: For sequential heads: lets trees grow by these rules instead of filling the template.
         dtype: Compute dtype, the target's.
         device: Device of h.
 
@@ -58,7 +59,7 @@ class HeadsDrafter(Drafter):
         self.heads = heads
         self.template = template
         self.values = values
-        self.growth = growth if heads.attends else None
+        self.growth = growth if heads.sequential else None
         self.reads = heads.taps if heads.attends else None
         self._limited: dict[int, TreeTemplate] = {}
         self._stack(dtype, device)
@@ -82,7 +83,20 @@ class HeadsDrafter(Drafter):
         """A session; only heads that attend keep a state in it, the others find all they need in h."""
         if _state_of(self.heads) != self._state:
             self._stack(self.stacked.dtype, self.stacked.device)
-        return _AttendingSession(self) if self.heads.attends else _HeadsSession(self)
+        if self.heads.attends:
+            return _AttendingSession(self)
+        return _LevelsSession(self) if self.heads.sequential else _HeadsSession(self)
+
+    def choice(self, limit: int | None) -> Choice | None:
+        """What becomes of the guesses of sequential heads in one draft; None if nothing is to be drafted."""
+        if limit == 0:
+            return None
+        if self.growth is not None:
+            return GrowthChoice(self.growth, self.heads.config.num_heads, limit, self.draft_ids)
+        template = self.limited(limit)
+        return (
+            TemplateChoice(template, plan_of(template, self.stacked.device), self.draft_ids) if template.paths else None
+        )
 
     def limited(self, limit: int | None) -> TreeTemplate:
         """The template for at most `limit` draft nodes: the best of that size if it was calibrated."""
@@ -97,12 +111,13 @@ class HeadsDrafter(Drafter):
         return self._limited[limit]
 
     @torch.inference_mode()
-    def guesses(self, h: torch.Tensor, template: TreeTemplate, root: int) -> torch.Tensor:
-        """Tokens of the template's draft nodes, in layout order, for h [H]: int64 [N - 1], where h is."""
+    def guesses(self, h: torch.Tensor, template: TreeTemplate) -> torch.Tensor:
+        """Tokens of the template's draft nodes, in layout order, for h [H]: int64 [N - 1], where h is.
+
+        Of heads that do not wait for each other; the others draft in a session.
+        """
         self.follow(h)
-        assert not isinstance(self.stacked, DraftSteps), "these draft in a session"
-        if isinstance(self.stacked, LevelHeads):
-            return guess_levels(self.stacked, template, h, root, self.draft_ids)
+        assert isinstance(self.stacked, StackedMedusaHeads), "the others draft in a session"
         if template not in self._slots:
             self._slots[template] = template.slots().to(h.device)
         logits = self.stacked(h, template.depth).float()  # top-k in bfloat16 is slow on CPUs
@@ -141,15 +156,38 @@ class _HeadsSession(DraftSession):
         template = self.drafter.limited(limit)
         if h is None or not template.paths:
             return TokenTree.root_only(root)
-        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template, root).tolist()))
+        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template).tolist()))
 
     def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
         drafter, template = self.drafter, self.drafter.limited(limit)
-        if not template.paths or drafter.heads.sequential:  # those need the root's token, too
+        if not template.paths:
             return None
         drafter.follow(h)
         key = (drafter.stacked, template)
-        return FixedDraft(shape=template.shape, guess=lambda h: drafter.guesses(h, template, -1), key=key)
+        return FixedDraft(shape=template.shape, guess=lambda h: drafter.guesses(h, template), key=key)
+
+
+class _LevelsSession(DraftSession):
+    """Level by level from h; a state of its own it has not."""
+
+    def __init__(self, drafter: HeadsDrafter) -> None:
+        self.drafter = drafter
+
+    @torch.inference_mode()
+    def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        choice = self.drafter.choice(limit)
+        if h is None or choice is None:
+            return TokenTree.root_only(root)
+        self.drafter.follow(h)
+        heads = self.drafter.stacked
+        assert isinstance(heads, LevelHeads), "sequential heads that do not attend"
+        state = heads.start(h, torch.tensor([root], device=h.device))
+        for depth in range(heads.config.num_heads):
+            chosen = choice.take(depth, heads.logits(depth, state).float())
+            if chosen is None:
+                break
+            state = heads.descend(depth + 1, state[chosen.rows], chosen.tokens)
+        return choice.tree(root)
 
 
 class _AttendingSession(DraftSession):
@@ -162,7 +200,7 @@ class _AttendingSession(DraftSession):
     def read(self, ids: Sequence[int], states: ReadStates) -> None:
         if self.inner is None:
             self.drafter.follow(states.h)
-            assert isinstance(self.drafter.stacked, DraftSteps), "the heads attend"
+            assert isinstance(self.drafter.stacked, DraftSteps), "heads that attend"
             self.inner = TextDraft(self.drafter.stacked)
         self.inner.read(ids, states)
 
@@ -170,16 +208,7 @@ class _AttendingSession(DraftSession):
         self.inner = None
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
-        if self.inner is None or limit == 0:
+        choice = self.drafter.choice(limit)
+        if self.inner is None or choice is None:
             return TokenTree.root_only(root)
-        return self.inner.grow(root, self._choice(limit)) if self._wanted(limit) else TokenTree.root_only(root)
-
-    def _wanted(self, limit: int | None) -> bool:
-        return self.drafter.growth is not None or bool(self.drafter.limited(limit).paths)
-
-    def _choice(self, limit: int | None) -> Choice:
-        drafter = self.drafter
-        if drafter.growth is not None:
-            return GrowthChoice(drafter.growth, drafter.heads.config.num_heads, limit, drafter.draft_ids)
-        template = drafter.limited(limit)
-        return TemplateChoice(template, plan_of(template, drafter.stacked.device), drafter.draft_ids)
+        return self.inner.grow(root, choice)

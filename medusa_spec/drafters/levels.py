@@ -1,11 +1,10 @@
-"""Drafting a static template level by level, for heads that see the tokens before the one they guess."""
+"""A static template as levels, for heads that see the tokens before the one they guess. Knows ranks, no tokens."""
 
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
-from medusa_spec.heads import LevelHeads
 from medusa_spec.tree import TreeTemplate
 
 
@@ -64,30 +63,3 @@ def plan_of(template: TreeTemplate, device: torch.device) -> Plan:
 
 def _indices(values: object, device: torch.device) -> torch.Tensor:
     return torch.tensor(list(values), dtype=torch.long, device=device)  # type: ignore[call-overload]
-
-
-@torch.inference_mode()
-def guess_levels(
-    heads: LevelHeads, template: TreeTemplate, h: torch.Tensor, root: int, draft_ids: torch.Tensor | None
-) -> torch.Tensor:
-    """Tokens of the template's draft nodes in layout order, int64 [N - 1].
-
-    Args:
-        heads: Decoding form of the heads.
-        template: The tree, as ranks.
-        h: [H].
-        root: The token that the target has just chosen.
-        draft_ids: Target ids of the draft vocabulary, or None.
-    """
-    plan = plan_of(template, h.device)
-    state = heads.start(h, torch.tensor([root], device=h.device))
-    found = []
-    for depth, level in enumerate(plan.levels):
-        logits = heads.logits(depth, state).float()  # top-k in bfloat16 is slow on CPUs
-        tokens = logits.topk(level.width, dim=-1).indices.flatten()[level.slots]
-        if draft_ids is not None:
-            tokens = draft_ids[tokens]
-        found.append(tokens)
-        if depth + 1 < len(plan.levels):
-            state = heads.descend(depth + 1, state[level.parents], tokens[level.kept])
-    return torch.cat(found)[plan.order]
