@@ -116,7 +116,8 @@ def bench(
     max_new_tokens: MaxNewTokens = 128,
     draft_nodes: TreeNodes = None,
     dtype: Dtype = DType.auto,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="All arms sample at it; 0: greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of sampling.")] = 0,
     no_chat_template: NoChatTemplate = False,
     no_baseline: NoBaseline = False,
     json: Annotated[Path | None, typer.Option(help="Also write the figures here.")] = None,
@@ -138,6 +139,7 @@ def bench(
         seed=seed,
         chat_template=not no_chat_template,
         baseline=not no_baseline,
+        temperature=temperature,
     )
     print(comparison.table())
     if json is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from medusa_spec.cli.loading import load, load_baseline
 from medusa_spec.comparison import Comparison
+from medusa_spec.errors import ConfigError
 from medusa_spec.measure import compare
 from medusa_spec.prompts import packaged_prompts, read_prompts
 
@@ -23,6 +24,7 @@ def bench(
     seed: int = 0,
     chat_template: bool = True,
     baseline: bool = True,
+    temperature: float = 0.0,
 ) -> Comparison:
     """Load, decode every prompt by every arm, and give the comparison. Progress to standard error.
 
@@ -36,10 +38,13 @@ def bench(
         max_new_tokens: Per prompt and turn.
         draft_nodes: Most draft nodes per pass.
         dtype: Of the weights; "auto" means as they were saved.
-        seed: Of the bootstrap.
+        seed: Of the bootstrap, and of sampling.
         chat_template: Whether prompts go through the chat template.
         baseline: Whether Hugging Face's generate on a second load is measured too.
+        temperature: At which all arms sample; 0 is greedy decoding.
     """
+    if not temperature >= 0:
+        raise ConfigError(f"temperature must be 0 (greedy) or more, got {temperature}")
     path = packaged_prompts() if prompts is None else prompts
     asked = read_prompts(path, limit=limit, per_category=per_category)
     loaded = load(model, heads, drafter, dtype=dtype)
@@ -56,6 +61,7 @@ def bench(
         seed=seed,
         labels=loaded.labels | {"prompts": path.name},
         on_prompt=_progress,
+        **({"do_sample": True, "temperature": temperature} if temperature else {}),
     )
 
 
