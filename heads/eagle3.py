@@ -24,11 +24,14 @@ class Eagle3Options(LayerSizes):
         tied: One layer for all depths, as published; otherwise one for each.
         norm_taps: Bring every tapped layer to a root mean square of one first: they differ tenfold. Published heads
             were trained without.
+        norm_before_residual: The residual stream begins with the feature's norm, as some published heads were
+            trained; otherwise with the feature itself.
     """
 
     taps: str = ""
     tied: bool = True
     norm_taps: bool = True
+    norm_before_residual: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +74,7 @@ class Eagle3Head(AutoregressiveHead):
         hidden, sizes = config.hidden_size, options.filled(config.hidden_size)
         eps, taps = float(sizes.rms_norm_eps or 0.0), max(1, len(options.layers))
         self.taps, self.norm_taps = len(options.layers), options.norm_taps
+        self.norm_before_residual = options.norm_before_residual
         self.fc = nn.Linear(taps * hidden, hidden, bias=False)
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.hidden_norm = nn.RMSNorm(hidden, eps=eps)
@@ -91,8 +95,9 @@ class Eagle3Head(AutoregressiveHead):
 
     def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
         """See `AutoregressiveHead`."""
-        entered = torch.cat([self.input_layernorm(vector), self.hidden_norm(feature)], dim=-1)
-        return self.layer(feature, entered, view)
+        normed = self.hidden_norm(feature)
+        entered = torch.cat([self.input_layernorm(vector), normed], dim=-1)
+        return self.layer(normed if self.norm_before_residual else feature, entered, view)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """What the LM head reads: the feature's norm."""
