@@ -8,7 +8,7 @@ from medusa_spec.formats.contents import Contents
 FAMILIES = {
     "EAGLE": re.compile(r"fc\.(weight|bias)|fusion_fc\.(weight|bias)|parallel_draft_heads\..*"),
     "MTP (multi-token prediction)": re.compile(r"(.*\.)?mtp(_layers|_block)?\..*|(.*\.)?(eh_proj|enorm|hnorm)\.weight"),
-    "MLP speculator": re.compile(r"(speculator\.)?(emb|proj|ln|head)s?\.\d+\..*"),
+    "MLP speculator": re.compile(r"speculator\..*|(ln|head)\.\d+\.(weight|bias)"),
 }
 """Families by the names of their tensors."""
 
@@ -30,6 +30,6 @@ def refuse_by_names(contents: Contents) -> None:
 
 def _unsupported(contents: Contents, what: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{contents.folder} holds {what}, which this version does not support yet; use heads of a kind that is "
+        f"{contents.folder} holds {what}, which this version does not support yet; use heads of a kind that is read "
         "(docs/formats.md), or train some with `medusa-spec finetune`"
     )

@@ -71,8 +71,8 @@ def _of_offsets(contents: Contents, offsets: str, table: str | None, vocab_size:
     if ids.min() < 0 or ids.max() >= vocab_size or not (ids.diff() > 0).all():
         raise CheckpointError(
             f"{contents.folder}: {offsets} plus 0..{len(ids) - 1} must be rising ids in 0..{vocab_size - 1}, the "
-            f"target's vocabulary, got {len(ids.unique())} different ones in {ids.min()}..{ids.max()}; the heads are for "
-            "another model, or damaged"
+            f"target's vocabulary, got {len(ids.unique())} different ones in {ids.min()}..{ids.max()}; the heads are "
+            "for another model, or damaged"
         )
     if table is not None:
         _check_table(contents, table, ids, offsets, vocab_size)

@@ -53,9 +53,7 @@ def reference(tensors, embedding, h, ids, t, steps, draft_by_hand, **sizes):
 
     text = [joined(ids[row + 1], h[row]) for row in range(t + 1)]
     sizes = {"heads": HEADS, "kv_heads": KV, "theta": 500.0, "eps": 1e-5} | sizes
-    return draft_by_hand(
-        tensors, "layers.0.", text, lambda k, feature: joined(ids[t + 1 + k], feature), steps, **sizes
-    )
+    return draft_by_hand(tensors, "layers.0.", text, lambda k, feature: joined(ids[t + 1 + k], feature), steps, **sizes)
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors", "model.pt"])
@@ -152,7 +150,11 @@ MISFITS = {
         {},
         r"must hold 10 tensors, got 11: .* surplus \['layers\.0\.input_layernorm\.weight'\]",
     ),
-    "other-target": ({"fc.weight": torch.ones(H, 2 * H + 2)}, {}, r"fc\.weight must have shape \(32, 64\) .* \(32, 66\)"),
+    "other-target": (
+        {"fc.weight": torch.ones(H, 2 * H + 2)},
+        {},
+        r"fc\.weight must have shape \(32, 64\) .* \(32, 66\)",
+    ),
     "other-width": ({"layers.0.mlp.up_proj.weight": torch.ones(INNER + 1, H)}, {}, r"\(40, 32\) for this target, got"),
     "no-heads": ({}, {"num_attention_heads": None}, "config must say num_attention_heads, a number above 0, got None"),
     "odd-heads": ({}, {"num_attention_heads": 3}, r"num_attention_heads x head_dim = 3 x 10 rows, .* got 32 and 16"),

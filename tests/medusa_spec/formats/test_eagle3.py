@@ -79,7 +79,9 @@ def maps(size=DRAFT):
     return ids, {"d2t": ids - torch.arange(size), "t2d": table}
 
 
-def reference(tensors, prefix, embedding, low_to_high, ids, t, steps, by_hand, *, before_residual=False, theta=10_000.0):
+def reference(
+    tensors, prefix, embedding, low_to_high, ids, t, steps, by_hand, *, before_residual=False, theta=10_000.0
+):
     """What the authors' code computes behind row t: logits of the draft vocabulary for every step."""
 
     def entered(token, hidden):
@@ -141,14 +143,10 @@ def test_the_layout_of_speculators_gives_its_own_logits(before_residual, randoms
         heads, config = load_heads(write(tensors | maps()[1] | copy, settings), backbone)
     assert (config.base_model_name_or_path, config.tree.depth) == ("org/base", 3)
     assert "speculators" in config.training["format"]
-    check(
-        heads, backbone, tensors, "layers.0.", (1, 4, 6), draft_by_hand, before_residual=before_residual, theta=500.0
-    )
+    check(heads, backbone, tensors, "layers.0.", (1, 4, 6), draft_by_hand, before_residual=before_residual, theta=500.0)
 
 
-def test_layers_named_inside_eagle_config_are_those_whose_outputs_are_read(
-    randoms, write, backbone, draft_by_hand
-):
+def test_layers_named_inside_eagle_config_are_those_whose_outputs_are_read(randoms, write, backbone, draft_by_hand):
     tensors = randoms(shapes())
     named = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 4, 6], "use_aux_hidden_state": True}}
     heads, _ = load_heads(write(tensors | maps()[1], CONFIG | named), backbone)
@@ -226,7 +224,9 @@ def test_a_config_that_counts_otherwise_is_not_believed(randoms, write, backbone
         heads, _ = load_heads(folder, backbone)
     assert (heads.config.draft_vocab_size, heads.options.intermediate_size) == (DRAFT, INNER)
     said = "".join(str(warning.message) for warning in warned)
-    assert "draft_vocab_size = 50, d2t holds 48" in said and "intermediate_size = 7, the tensors are those of 40" in said
+    assert (
+        "draft_vocab_size = 50, d2t holds 48" in said and "intermediate_size = 7, the tensors are those of 40" in said
+    )
 
 
 MISFITS = {
@@ -242,13 +242,24 @@ MISFITS = {
     "float-offsets": ({"d2t": torch.zeros(DRAFT)}, {}, r"an int64 for each row .* of torch\.float32"),
     "other-table": ({"t2d": torch.arange(V) < DRAFT + 1}, {}, "t2d must mark the 48 ids .* it marks 49"),
     "other-vocabulary": ({"t2d": torch.zeros(V + 8, dtype=torch.bool)}, {}, r"t2d must have shape \(128,\).* \(136,\)"),
-    "more-rows": ({"lm_head.weight": torch.ones(V, H)}, {}, r"lm_head\.weight must have shape \(48, 32\) .* \(128, 32\)"),
-    "two-layers-of-three": ({"fc.weight": torch.ones(H, 2 * H)}, {}, r"must be 2 rising numbers below its 8.* \(2, 4, 5\)"),
+    "more-rows": (
+        {"lm_head.weight": torch.ones(V, H)},
+        {},
+        r"lm_head\.weight must have shape \(48, 32\) .* \(128, 32\)",
+    ),
+    "two-layers-of-three": (
+        {"fc.weight": torch.ones(H, 2 * H)},
+        {},
+        r"must be 2 rising numbers below its 8.* \(2, 4, 5\)",
+    ),
     "unrising": ({}, {"eagle_aux_hidden_state_layer_ids": [2, 2, 4]}, r"3 rising numbers below its 8.*\(2, 2, 4\)"),
     "after-the-last": ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, r"below its 8.*\(2, 4, 8\)"),
     "named-twice": (
         {},
-        {"eagle_aux_hidden_state_layer_ids": [1, 4, 6], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}},
+        {
+            "eagle_aux_hidden_state_layer_ids": [1, 4, 6],
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]},
+        },
         r"must name the layers that are read once, got .* \[1, 4, 6\], inputs, and inside eagle_config \[1, 4, 6\]",
     ),
     "other-target": ({"fc.weight": torch.ones(H, 100)}, {}, r"a multiple of 32\) for this target, got \(32, 100\)"),
@@ -294,7 +305,11 @@ VARIANTS = {
     "two-layers": (["layers.1.mlp.up_proj.weight"], {}, "more than one layer"),
     "said-norm": ([], {"norm_before_fc": True}, "norm_before_fc = True: only False is read"),
     "norm-output": ([], {"eagle_config": {"norm_output": True}}, "norm_output = True: only False"),
-    "last-layer-alone": ([], {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state = False: only True"),
+    "last-layer-alone": (
+        [],
+        {"eagle_config": {"use_aux_hidden_state": False}},
+        "use_aux_hidden_state = False: only True",
+    ),
     "trained-embeddings": ([], {"embed_requires_grad": True}, "embed_requires_grad = True: only False"),
     "other-width": ([], {"target_hidden_size": 64}, "of width 32 for a target of width 64: only equal widths"),
     "activation": ([], {"hidden_act": "relu"}, "hidden_act 'relu'"),

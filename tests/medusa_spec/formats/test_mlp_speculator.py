@@ -39,7 +39,7 @@ def shapes(inner=INNER, prefix="speculator.", heads=K):
 def tied(tensors, *, once=False, prefix="speculator."):
     """The same with every tied tensor a copy of the first, or written once."""
     found = {}
-    for name, tensor in tensors.items():
+    for name in tensors:
         part, head, end = name.removeprefix(prefix).split(".")
         first = min(int(head), 1 if part == "proj" else 0)
         if not once or int(head) == first:
@@ -177,8 +177,16 @@ MISFITS = {
         {},
         r"emb\.1\.weight must have shape \(128, 20\) for this target, got \(136, 20\)",
     ),
-    "not-tied": (lambda t: None, {"tie_weights": True}, r"emb\.1\.weight must be a copy of .*emb\.0\.weight, .* differ"),
-    "no-config": (lambda t: None, {"n_predict": None, "scale_input": None}, "says scale_input, true or false, got None"),
+    "not-tied": (
+        lambda t: None,
+        {"tie_weights": True},
+        r"emb\.1\.weight must be a copy of .*emb\.0\.weight, .* differ",
+    ),
+    "no-config": (
+        lambda t: None,
+        {"n_predict": None, "scale_input": None},
+        "says scale_input, true or false, got None",
+    ),
     "not-finite": (lambda t: t["speculator.ln.0.bias"].fill_(float("nan")), {}, r"ln\.0\.bias is not finite"),
 }
 
