@@ -1,7 +1,7 @@
 """The decoder layer of EAGLE checkpoints: its tensors' names, and its sizes from their shapes and a Llama config."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ PRODUCTS = (
 )
 NAMES = (*PRODUCTS, "post_attention_layernorm.weight")
 """What every such layer has, as this library has it, too."""
+BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
+"""What some have beside it."""
 
 STEPS = 8
 """How deep a tree may be: the files do not say, since one layer serves all depths. EAGLE-3's own code goes so far."""
@@ -22,7 +24,7 @@ CHAIN = 5
 """Guesses of a draft without a tree, where the config names no number."""
 
 VARIANTS = (
-    (r"(layers|midlayer)\.(0\.)?self_attn\.[qkvo]_proj\.bias", "biases of its attention"),
+    (r"(layers|midlayer)\.(0\.)?(self_attn\.o|mlp\.(gate|up|down))_proj\.bias", "biases of products but q, k and v"),
     (r"(layers|midlayer)\.(0\.)?self_attn\.[qk]_norm\.weight", "norms of queries and keys"),
     (r"(layers|midlayer)\.(0\.)?self_attn\.(kv_a|kv_b|q_a|q_b)_.*", "latent attention"),
     (r"(layers|midlayer)\.(0\.)?mlp\.(experts|gate)\..*", "a mixture of experts"),
@@ -46,9 +48,13 @@ def refuse_variants(
     if activation != "silu":
         refuse(contents, family, f"with hidden_act {activation!r}: only 'silu' is read")
     rope = rope_of(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" or rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        refuse(contents, family, f"with rotary positions of type {kind!r} ({rope}): only plain ones are read")
+    if rope_type(rope) not in SCALINGS or rope.get("attention_factor") is not None:
+        refuse(
+            contents, family, f"with rotary positions of type {rope_type(rope)!r} ({rope}): only {[*SCALINGS]} are read"
+        )
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        refuse(contents, family, f"with partial_rotary_factor {partial}: only whole heads are rotated here")
 
 
 def refuse(contents: Contents, family: str, what: str) -> None:
@@ -71,34 +77,55 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def layer_options(contents: Contents, format: str, shapes: Shapes, theirs: Callable[[str], str]) -> dict[str, Any]:
+def rope_type(rope: Mapping[str, Any]) -> str:
+    """How they are stretched, under the key of its time."""
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+SCALINGS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""Ways to stretch positions that are read, and what the config says of each, in the order of our option."""
+
+
+def layer_names(contents: Contents, prefix: str, found: Iterable[str]) -> dict[str, str]:
+    """Our names of the layer's tensors to the checkpoint's, with biases where the tensors or the config have any."""
+    biased = contents.config.get("qkv_bias") is True or any(prefix + name in found for name in BIASES)
+    return {f"heads.0.layer.{name}": prefix + name for name in (*NAMES, *(BIASES if biased else ()))}
+
+
+def layer_options(contents: Contents, format: str, shapes: Shapes, prefix: str) -> dict[str, Any]:
     """The sizes of the layer, as options.
 
     Args:
         contents: The checkpoint.
         format: For errors.
         shapes: Of its tensors, by their names.
-        theirs: From one of `NAMES` to the checkpoint's name of it.
+        prefix: What stands there before `NAMES`.
 
     Raises:
         CheckpointError: If config and shapes allow no such layer.
     """
     config = layer_config(contents)
-    rows = {name: shapes[theirs(name)][0] for name in PRODUCTS}
+    rows = {name: shapes[prefix + name][0] for name in PRODUCTS}
     heads = _positive(contents, config, "num_attention_heads", int)
     queries, keys = rows["self_attn.q_proj.weight"], rows["self_attn.k_proj.weight"]
     said = config.get("head_dim")
     dim = queries // heads
     if dim * heads != queries or keys % dim or said not in (None, dim):
         raise CheckpointError(
-            f"{contents.folder}, {format} heads: {theirs('self_attn.q_proj.weight')} must have num_attention_heads x "
-            f"head_dim = {heads} x {said or dim} rows, as the config says, and {theirs('self_attn.k_proj.weight')} a "
+            f"{contents.folder}, {format} heads: {prefix}self_attn.q_proj.weight must have num_attention_heads x "
+            f"head_dim = {heads} x {said or dim} rows, as the config says, and {prefix}self_attn.k_proj.weight a "
             f"multiple of head_dim, got {queries} and {keys}; the config is that of another checkpoint"
         )
     counted = {"num_key_value_heads": keys // dim, "intermediate_size": rows["mlp.gate_proj.weight"]}
     for key, number in counted.items():
         compare_config(replace(contents, config=dict(config)), key, [key], number)
-    theta = rope_of(config).get("rope_theta", config.get("rope_theta"))
+    rope = rope_of(config)
+    theta = rope.get("rope_theta", config.get("rope_theta"))
+    scaling = [_positive(contents, {**config, **rope}, key, float) for key in SCALINGS[rope_type(rope)]]
     return {
         "num_attention_heads": heads,
         "head_dim": dim,
@@ -106,6 +133,8 @@ def layer_options(contents: Contents, format: str, shapes: Shapes, theirs: Calla
         # What Llama configs leave out is this.
         "rope_theta": 10_000.0 if theta is None else _positive(contents, {"rope_theta": theta}, "rope_theta", float),
         "rms_norm_eps": _positive(contents, {"rms_norm_eps": 1e-6, **config}, "rms_norm_eps", float),
+        "rope_scaling": f"{rope_type(rope)}:{','.join(map(repr, scaling))}" if scaling else "",
+        "qkv_bias": prefix + BIASES[0] in shapes,
     }
 
 

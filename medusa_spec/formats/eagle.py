@@ -3,10 +3,11 @@
 import re
 
 from medusa_spec.formats.contents import Contents
-from medusa_spec.formats.decoder_layer import CHAIN, NAMES, STEPS, layer_options, refuse_variants
+from medusa_spec.formats.decoder_layer import CHAIN, STEPS, layer_names, layer_options, refuse_variants
 from medusa_spec.formats.layout import Fit, Layout, Shapes, check_names, compare_config
 
 FORMAT = "EAGLE"
+PREFIX = "layers.0."
 LAYER = re.compile(r"layers\.0\.(self_attn|mlp)\..*")
 FC, BIAS, EMBEDDING = "fc.weight", "fc.bias", "embed_tokens.weight"
 
@@ -22,7 +23,7 @@ def eagle_layout(contents: Contents) -> Layout | None:
     if FC not in found:
         return None
     refuse_variants(contents, FORMAT, found)
-    names = {"heads.0.fc.weight": FC} | {f"heads.0.layer.{name}": f"layers.0.{name}" for name in NAMES}
+    names = {"heads.0.fc.weight": FC} | layer_names(contents, PREFIX, found)
     if BIAS in found or contents.config.get("bias") is True:
         names["heads.0.fc.bias"] = BIAS
     optional = [EMBEDDING] if EMBEDDING in found else []
@@ -43,6 +44,6 @@ def eagle_layout(contents: Contents) -> Layout | None:
 
 def _fit(contents: Contents, *, biased: bool) -> Fit:
     def fit(shapes: Shapes, hidden_size: int, layers: int | None) -> dict[str, object]:
-        return {"bias": biased, **layer_options(contents, FORMAT, shapes, lambda name: f"layers.0.{name}")}
+        return {"bias": biased, **layer_options(contents, FORMAT, shapes, PREFIX)}
 
     return fit

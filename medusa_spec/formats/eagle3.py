@@ -7,9 +7,9 @@ from medusa_spec.errors import CheckpointError
 from medusa_spec.formats.contents import Contents
 from medusa_spec.formats.decoder_layer import (
     CHAIN,
-    NAMES,
     STEPS,
     layer_config,
+    layer_names,
     layer_options,
     refuse,
     refuse_variants,
@@ -58,7 +58,7 @@ def eagle3_layout(contents: Contents) -> Layout | None:
     _refuse(contents, found)
     prefix = "midlayer." if any(name.startswith("midlayer.") for name in found) else "layers.0."
     names = {"heads.0.fc.weight": FC, "heads.0.norm.weight": NORM}
-    names |= {f"heads.0.layer.{name}": prefix + name for name in NAMES}
+    names |= layer_names(contents, prefix, found)
     names |= {f"heads.0.{name}": prefix + name for name in LAYER_NORMS}
     mapped = OFFSETS in found or TABLE in found or _cut(contents)
     own = mapped or LM_HEAD in found
@@ -129,7 +129,7 @@ def _fit(contents: Contents, prefix: str) -> Fit:
             "taps": ",".join(map(str, _taps(contents, columns // hidden_size, layers))),
             "norm_taps": False,
             "norm_before_residual": contents.config.get("norm_before_residual") is True,
-            **layer_options(contents, FORMAT, shapes, lambda name: prefix + name),
+            **layer_options(contents, FORMAT, shapes, prefix),
         }
 
     return fit

@@ -99,6 +99,19 @@ def test_what_a_config_leaves_out_is_what_llama_leaves_out(randoms, write, targe
     assert heads.options.rope_theta == 77.0
 
 
+def test_stretched_positions_and_biases_of_qwen_are_computed(randoms, write, target, draft_by_hand):
+    biases = {f"layers.0.self_attn.{part}_proj.bias": (HEADS * DIM if part == "q" else KV * DIM,) for part in "qkv"}
+    tensors = randoms(shapes() | biases)
+    config = CONFIG | {"rope_scaling": {"type": "linear", "factor": 3.0}, "qkv_bias": True}
+    heads, _ = load_heads(write(tensors, config), target)
+    h, ids = torch.randn(4, H, dtype=torch.float64), torch.randint(0, V, (6,))
+    features = heads.features(h[None], torch.stack([ids[1:5], ids[2:6]], dim=-1)[None], steps=2)
+    embedding = target.model.get_input_embeddings().weight.detach()
+    expected = reference(tensors, embedding, h, ids, 3, 2, draft_by_hand, stretch=lambda rate: rate / 3)
+    for k in range(2):
+        torch.testing.assert_close(features[k][0, 3], expected[k])
+
+
 def test_a_width_of_heads_that_is_not_the_targets_is_read_off_the_tensors(randoms, write, target):
     tensors = randoms(
         shapes()
@@ -109,6 +122,20 @@ def test_a_width_of_heads_that_is_not_the_targets_is_read_off_the_tensors(random
         heads, _ = load_heads(write(tensors, CONFIG | {"head_dim": 16}), target)
     options = heads.options
     assert (options.num_attention_heads, options.num_key_value_heads, options.head_dim) == (HEADS, 1, 16)
+
+
+def test_heads_draft_what_their_logits_say(randoms, write, base, draft_by_hand, chain):
+    tensors = randoms(shapes() | {f"layers.0.self_attn.{part}_proj.bias": (KV * DIM,) for part in "kv"})
+    tensors |= randoms({"layers.0.self_attn.q_proj.bias": (HEADS * DIM,)})
+    folder = write(tensors, CONFIG | {"rope_scaling": {"type": "linear", "factor": 3.0}}, file="pytorch_model.bin")
+    model = MedusaModel.from_pretrained(base, heads=folder)
+    ids = torch.randint(0, V, (9,))
+    h = model.backbone.states(ids[None]).h[0]
+    embedding, guesses = model.get_input_embeddings().weight.detach(), ids.tolist()
+    for k in range(5):
+        features = reference(tensors, embedding, h, guesses, 7, k + 1, draft_by_hand, stretch=lambda rate: rate / 3)
+        guesses.append(int(model.lm_head(features[-1]).argmax()))
+    assert chain(model, ids) == guesses[9:]
 
 
 def test_they_decode_by_the_public_call_as_trees_too(randoms, write, decodes, tmp_path):
@@ -145,6 +172,11 @@ MISFITS = {
     ),
     "no-down": ({"layers.0.mlp.down_proj.weight": None}, {}, r"must hold 10 tensors, got 9: missing \['layers\.0\.mlp"),
     "no-bias": ({"fc.bias": None}, {"bias": True}, r"must hold 10 tensors, got 9: missing \['fc\.bias'\]"),
+    "one-bias": (
+        {"layers.0.self_attn.q_proj.bias": torch.ones(HEADS * DIM)},
+        {},
+        r"must hold 13 tensors, got 11: missing \['layers\.0\.self_attn\.k_proj\.bias'",
+    ),
     "first-norm": (
         {"layers.0.input_layernorm.weight": torch.ones(H)},
         {},
@@ -178,14 +210,15 @@ def test_what_does_not_fit_is_named(change, config, named, randoms, write, load)
 
 
 VARIANTS = {
-    "biased-attention": (["layers.0.self_attn.q_proj.bias"], {}, r"biases of its attention \(layers\.0\.self_attn\.q"),
+    "biased-output": (["layers.0.self_attn.o_proj.bias"], {}, r"biases of products but q, k and v \(layers\.0\.self_a"),
+    "biased-mlp": (["layers.0.mlp.up_proj.bias"], {}, "biases of products but q, k and v"),
     "two-layers": (["layers.1.mlp.up_proj.weight"], {}, r"more than one layer \(layers\.1\.mlp"),
     "head-norms": (["layers.0.self_attn.q_norm.weight"], {}, "norms of queries and keys"),
     "mixture": (["layers.0.mlp.experts.0.up_proj.weight"], {}, "a mixture of experts"),
     "quantised": (["layers.0.mlp.up_proj.weight_scale"], {}, "quantised weights"),
     "activation": ([], {"hidden_act": "gelu"}, "hidden_act 'gelu': only 'silu' is read"),
-    "stretched": ([], {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary positions of type 'linear'"),
-    "partial": ([], {"partial_rotary_factor": 0.5}, "rotary positions of type 'default'"),
+    "stretched": ([], {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary positions of type 'dynamic'"),
+    "partial": ([], {"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5: only whole heads"),
 }
 
 

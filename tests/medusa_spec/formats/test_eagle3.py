@@ -79,9 +79,7 @@ def maps(size=DRAFT):
     return ids, {"d2t": ids - torch.arange(size), "t2d": table}
 
 
-def reference(
-    tensors, prefix, embedding, low_to_high, ids, t, steps, by_hand, *, before_residual=False, theta=10_000.0
-):
+def reference(tensors, prefix, embedding, low_to_high, ids, t, steps, by_hand, *, before_residual=False, **sizes):
     """What the authors' code computes behind row t: logits of the draft vocabulary for every step."""
 
     def entered(token, hidden):
@@ -98,8 +96,8 @@ def reference(
         steps,
         heads=HEADS,
         kv_heads=KV,
-        theta=theta,
         eps=1e-5,
+        **sizes,
     )
     return [by_hand.norm(z, tensors["norm.weight"], 1e-5) @ tensors["lm_head.weight"].T for z in features]
 
@@ -155,6 +153,31 @@ def test_layers_named_inside_eagle_config_are_those_whose_outputs_are_read(rando
     assert load_heads(write(tensors | maps()[1], CONFIG | named | again), backbone)[0].taps == (1, 5, 7)
 
 
+def test_stretched_positions_of_llama_are_computed(randoms, write, backbone, draft_by_hand):
+    """As the checkpoints of `speculators` for Llama 3.1 have them; here so short that every kind of rate is met."""
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 50}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    met = set()
+
+    def stretch(rate):
+        length = 2 * torch.pi / rate
+        if length < 50 / 4:
+            met.add("kept")
+            return rate
+        if length > 50:
+            met.add("slowed")
+            return rate / 8
+        met.add("mixed")
+        share = (50 / length - 1) / (4 - 1)
+        return (1 - share) * rate / 8 + share * rate
+
+    tensors = randoms(shapes("layers.0."))
+    nested = {"transformer_layer_config": LAYER_CONFIG | {"rope_parameters": rope}, "norm_before_residual": False}
+    heads, _ = load_heads(write(tensors | maps()[1], SPECULATORS | nested), backbone)
+    check(heads, backbone, tensors, "layers.0.", (1, 4, 6), draft_by_hand, theta=500.0, stretch=stretch)
+    assert met == {"kept", "slowed", "mixed"}
+
+
 def test_another_number_of_layers_is_read_off_the_tensors(randoms, write, backbone, draft_by_hand):
     tensors = randoms(shapes(taps=2))
     named = {"eagle_aux_hidden_state_layer_ids": [0, 7]}
@@ -178,6 +201,22 @@ def test_without_an_lm_head_the_targets_serves(randoms, write, backbone, draft_b
     assert config.heads.lm_head == "shared"
     own = {"lm_head.weight": backbone.model.lm_head.weight.detach()}
     check(heads, backbone, tensors | own, "midlayer.", (2, 4, 5), draft_by_hand)
+
+
+@pytest.mark.parametrize("before_residual", [True, False])
+def test_heads_draft_what_their_logits_say(before_residual, randoms, write, deep, draft_by_hand, chain):
+    tensors = randoms(shapes("layers.0."))
+    draft_ids, vocabulary = maps()
+    settings = SPECULATORS | {"norm_before_residual": before_residual}
+    model = MedusaModel.from_pretrained(deep, heads=write(tensors | vocabulary, settings))
+    ids = torch.randint(0, V, (9,))
+    read = model.backbone.states(ids[None], taps=(1, 4, 6)).layers[0]
+    embedding, guesses = model.get_input_embeddings().weight.detach(), ids.tolist()
+    sizes = {"before_residual": before_residual, "theta": 500.0}
+    for k in range(3):
+        logits = reference(tensors, "layers.0.", embedding, read, guesses, 7, k + 1, draft_by_hand, **sizes)
+        guesses.append(int(draft_ids[logits[-1].argmax()]))
+    assert chain(model, ids) == guesses[9:]
 
 
 @pytest.mark.parametrize("speculators", [True, False])
@@ -297,7 +336,7 @@ VARIANTS = {
     "norm-before-fc": (["input_norm.weight"], {}, r"a norm before fc \(input_norm\.weight\)"),
     "norms-before-fc": (["fc_norm.0.weight"], {}, "a norm before fc"),
     "bias": (["fc.bias"], {}, "a bias of fc"),
-    "biased-attention": (["midlayer.self_attn.q_proj.bias"], {}, "biases of its attention"),
+    "biased-output": (["midlayer.self_attn.o_proj.bias"], {}, "biases of products but q, k and v"),
     "head-norms": (["midlayer.self_attn.k_norm.weight"], {}, "norms of queries and keys"),
     "latent": (["midlayer.self_attn.kv_a_proj_with_mqa.weight"], {}, "latent attention"),
     "parallel": (["parallel_draft_heads.0.medusa_layers.0.linear.weight"], {}, "several guesses of one pass"),
