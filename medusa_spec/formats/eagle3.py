@@ -43,6 +43,8 @@ ONLY: dict[str, Any] = {
     "parallel_draft_step": 1,
 }
 """Settings in configs that change what is computed, and the only value of each that is read."""
+UNKNOWN = ("aux_hidden_state_layer_ids", "target_layer_ids")
+"""Keys of forks for the tapped layers."""
 
 
 def eagle3_layout(contents: Contents) -> Layout | None:
@@ -94,6 +96,9 @@ def _refuse(contents: Contents, found: list[str]) -> None:
         value = settings.get(key)
         if value is not None and value != only:
             refuse(contents, FORMAT, f"with {key} = {value!r}: only {only!r} is read")
+    for key in UNKNOWN:
+        if settings.get(key) is not None:
+            refuse(contents, FORMAT, f"with layers named by {key}, which are numbered in ways of their own")
     wide, own = settings.get("target_hidden_size"), layer_config(contents).get("hidden_size")
     if None not in (wide, own) and wide != own:
         refuse(contents, FORMAT, f"of width {own} for a target of width {wide}: only equal widths are read")

@@ -351,6 +351,7 @@ VARIANTS = {
     ),
     "trained-embeddings": ([], {"embed_requires_grad": True}, "embed_requires_grad = True: only False"),
     "other-width": ([], {"target_hidden_size": 64}, "of width 32 for a target of width 64: only equal widths"),
+    "layers-of-a-fork": ([], {"target_layer_ids": [1, 2, 3]}, "layers named by target_layer_ids, which are numbered"),
     "activation": ([], {"hidden_act": "relu"}, "hidden_act 'relu'"),
     "stretched": ([], {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "rotary positions of type 'yarn'"),
 }
