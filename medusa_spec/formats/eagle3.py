@@ -132,7 +132,7 @@ def _fit(contents: Contents, prefix: str) -> Fit:
             )
         return {
             "taps": ",".join(map(str, _taps(contents, columns // hidden_size, layers))),
-            "norm_taps": False,
+            "from_h": False,
             "norm_before_residual": contents.config.get("norm_before_residual") is True,
             **layer_options(contents, FORMAT, shapes, prefix),
         }
