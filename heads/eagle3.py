@@ -11,16 +11,15 @@ from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.draft_layer import DraftLayer
 from medusa_spec.heads.norm import unit_scale
 from medusa_spec.heads.projection import Projection
-from medusa_spec.heads.sizes import LayerSizes
+from medusa_spec.heads.sizes import TapOptions
 from medusa_spec.heads.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Options(LayerSizes):
+class Eagle3Options(TapOptions):
     """What EAGLE-3 heads can be told.
 
     Attributes:
-        taps: Layers of the target whose inputs are read, from 0, as `"2,15,27"`: a low, a middle and a high one.
         tied: One layer for all depths, as published; otherwise one for each.
         from_h: Features are h, moved by what is fused of the tapped layers, each at a root mean square of one (they
             differ tenfold), and the LM head reads them as they are. Published heads fuse the layers alone and have a
@@ -30,28 +29,9 @@ class Eagle3Options(LayerSizes):
             trained; otherwise with the feature itself.
     """
 
-    taps: str = ""
     tied: bool = True
     from_h: bool = True
     norm_before_residual: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            self.layers  # noqa: B018 (reads them)
-        except ValueError as error:
-            raise ValueError(f"taps must be numbers of layers with commas between, got {self.taps!r}") from error
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The tapped layers as numbers."""
-        return tuple(int(part) for part in self.taps.split(",")) if self.taps else ()
-
-
-def usual_taps(layers: int) -> str:
-    """The taps of published heads: the inputs of layers 2, L / 2 and L - 3, as far as there are so many."""
-    wanted = sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)})
-    return ",".join(map(str, wanted))
 
 
 class Eagle3Head(AutoregressiveHead):

@@ -8,8 +8,9 @@ import torch
 from medusa_spec.heads.base import DraftHeads
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.eagle import EagleHeads
-from medusa_spec.heads.eagle3 import Eagle3Heads, Eagle3Options, usual_taps
+from medusa_spec.heads.eagle3 import Eagle3Heads
 from medusa_spec.heads.embedding import TokenEmbedding
+from medusa_spec.heads.fused import FusedHeads
 from medusa_spec.heads.hydra import HydraHeads, HydraLevels
 from medusa_spec.heads.levels import LevelHeads
 from medusa_spec.heads.medusa import MedusaHeads
@@ -17,7 +18,7 @@ from medusa_spec.heads.mlp_speculator import SpeculatorHeads, SpeculatorLevels
 from medusa_spec.heads.options import read_options
 from medusa_spec.heads.projection import Projection
 from medusa_spec.heads.recurrent import RecurrentHeads, RecurrentLevels
-from medusa_spec.heads.sizes import LayerSizes, sizes_of
+from medusa_spec.heads.sizes import LayerSizes, TapOptions, sizes_of, usual_taps
 
 FAMILIES: dict[str, type[DraftHeads]] = {
     "medusa": MedusaHeads,
@@ -26,6 +27,7 @@ FAMILIES: dict[str, type[DraftHeads]] = {
     "recurrent": RecurrentHeads,
     "eagle": EagleHeads,
     "eagle3": Eagle3Heads,
+    "fused": FusedHeads,
 }
 """`HeadsConfig.kind` to the class."""
 
@@ -69,6 +71,6 @@ def fitted_options(kind: str, options: Mapping[str, Any], target: Any) -> dict[s
         return dict(options)
     found = sizes_of(target)
     layers = getattr(target, "num_hidden_layers", None)
-    if family is Eagle3Options and isinstance(layers, int):
+    if issubclass(family, TapOptions) and isinstance(layers, int):
         found["taps"] = usual_taps(layers)
     return found | {name: value for name, value in options.items() if value is not None}

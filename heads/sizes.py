@@ -63,6 +63,35 @@ class LayerSizes:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TapOptions(LayerSizes):
+    """Of families that also read layers of the target.
+
+    Attributes:
+        taps: Layers of the target whose inputs are read, from 0, as `"2,15,27"`: a low, a middle and a high one.
+    """
+
+    taps: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self.layers  # noqa: B018 (reads them)
+        except ValueError as error:
+            raise ValueError(f"taps must be numbers of layers with commas between, got {self.taps!r}") from error
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The tapped layers as numbers."""
+        return tuple(int(part) for part in self.taps.split(",")) if self.taps else ()
+
+
+def usual_taps(layers: int) -> str:
+    """The taps of published EAGLE-3 heads: the inputs of layers 2, L / 2 and L - 3, as far as there are so many."""
+    wanted = sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)})
+    return ",".join(map(str, wanted))
+
+
 def sizes_of(config: Any) -> dict[str, Any]:
     """What the config of a target's decoder says of these sizes, by name; what it does not say is left out."""
     found: dict[str, Any] = {}
