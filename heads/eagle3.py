@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads
+from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads, StepParts
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.draft_layer import DraftLayer
 from medusa_spec.heads.norm import unit_scale
 from medusa_spec.heads.projection import Projection
 from medusa_spec.heads.sizes import LayerSizes
-from medusa_spec.heads.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +88,9 @@ class Eagle3Head(AutoregressiveHead):
             raise ValueError("layers must be given to EAGLE-3 heads that tap some, got none")
         return self.fc((unit_scale(layers) if self.norm_taps else layers).flatten(-2))
 
-    def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
+    def parts(self) -> StepParts:
         """See `AutoregressiveHead`."""
-        entered = torch.cat([self.input_layernorm(vector), self.hidden_norm(feature)], dim=-1)
-        return self.layer(feature, entered, view)
+        return StepParts(layer=self.layer, vector_norm=self.input_layernorm, feature_norm=self.hidden_norm)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """What the LM head reads: the feature's norm."""
