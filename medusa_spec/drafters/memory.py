@@ -88,7 +88,7 @@ class TextView(View):
             return None
         memory = self.memory
         start = memory.claim(len(self.mask), heads, dim, dtype)
-        return Room(keys=memory.keys, values=memory.values, start=start, mask=self.mask, last=self.last)
+        return Room(keys=memory.keys, values=memory.values, start=start, mask=self.mask.contiguous(), last=self.last)
 
     def update(self, key: torch.Tensor, value: torch.Tensor, *args: object) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds keys and values; all of them, as a Hugging Face cache returns them."""
@@ -129,8 +129,10 @@ def draft_mask(length: int, end: int, seen: Sequence[Sequence[int]], device: tor
         Bool [rows, end + rows].
     """
     rows, width = len(seen), end + len(seen)
-    mask = torch.zeros(rows, width, dtype=torch.bool, device=device)
-    mask[:, :length] = True
-    own = [row * width + slot for row, slots in enumerate(seen) for slot in (*slots, end + row)]
-    mask.view(-1).index_fill_(0, torch.tensor(own, device=device), True)  # one small operation: it runs at every level
-    return mask
+    mask = bytearray(
+        (b"\1" * length + bytes(width - length)) * rows
+    )  # made at every level: torch takes four times longer
+    for row, slots in enumerate(seen):
+        for slot in (*slots, end + row):
+            mask[row * width + slot] = 1
+    return torch.frombuffer(mask, dtype=torch.bool).view(rows, width).to(device)
