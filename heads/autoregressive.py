@@ -19,8 +19,8 @@ class StepParts:
     """What a step is made of, for whoever computes it another way.
 
     ```
-    entered = [vector_norm(vector), feature_norm(feature)]     x = join(entered), which then enters; or the feature
-    next feature = layer(x, entered)
+    entered = [vector_norm(vector), feature_norm(feature)]     x = join(entered), which then enters; or the feature,
+    next feature = layer(x, entered)                               normed or not
     ```
 
     Attributes:
@@ -28,12 +28,14 @@ class StepParts:
         join: The product of both inputs, or None.
         vector_norm: Of the embeddings, or None.
         feature_norm: Of the features, or None.
+        normed_residual: Without a join, x is the feature's norm.
     """
 
     layer: DraftLayer
     join: nn.Linear | None = None
     vector_norm: nn.RMSNorm | None = None
     feature_norm: nn.RMSNorm | None = None
+    normed_residual: bool = False
 
 
 class AutoregressiveHead(Head):
@@ -66,7 +68,7 @@ class AutoregressiveHead(Head):
         normed = feature if parts.feature_norm is None else parts.feature_norm(feature)
         entered = torch.cat([vector, normed], dim=-1)
         if parts.join is None:
-            return parts.layer(feature, entered, view)
+            return parts.layer(normed if parts.normed_residual else feature, entered, view)
         x = parts.join(entered)
         return parts.layer(x, x, view)
 

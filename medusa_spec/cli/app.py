@@ -158,12 +158,19 @@ def finetune(
     source: Annotated[list[str] | None, typer.Option(help="Keep only records of this source; repeatable.")] = None,
     init_from: Annotated[str | None, typer.Option(help="Trained heads to start from: folder, name or hub id.")] = None,
     kind: Annotated[
-        str | None, typer.Option(help="Family: medusa, hydra, mlp_speculator or recurrent.", metavar="NAME")
+        str | None,
+        typer.Option(help="Family: medusa, hydra, mlp_speculator, recurrent, eagle or eagle3.", metavar="NAME"),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="Setting that this family alone has, as name=value; repeatable.")
     ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Heads: how far ahead they guess.")] = None,
+    unroll: Annotated[
+        int | None, typer.Option(help="Steps of a draft that are trained, where one layer serves all; default: all.")
+    ] = None,
+    feature_weight: Annotated[
+        float | None, typer.Option(help="Weight of guessed features beside guessed tokens, for eagle.")
+    ] = None,
     num_layers: Annotated[int | None, typer.Option(help="Residual blocks per head.")] = None,
     lm_head: Annotated[LMHead | None, typer.Option(help="What gives the logits.")] = None,
     draft_vocab_size: Annotated[int | None, typer.Option(help="Most frequent tokens that heads can guess.")] = None,
@@ -203,6 +210,8 @@ def finetune(
         "kind": kind,
         "options": tuple(option) if option else None,
         "num_heads": num_heads,
+        "unroll": unroll,
+        "feature_weight": feature_weight,
         "num_layers": num_layers,
         "lm_head": lm_head.value if lm_head else None,
         "draft_vocab_size": draft_vocab_size,

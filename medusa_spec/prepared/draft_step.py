@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.heads import Room, View, attention
+from medusa_spec.heads import Room, View
 from medusa_spec.heads.autoregressive import AutoregressiveHead, StepParts
-from medusa_spec.heads.draft_layer import DraftLayer, angles_of
+from medusa_spec.heads.draft_layer import DraftLayer
+from medusa_spec.heads.view import UnrolledView
 from medusa_spec.prepared.joined import JoinedLinear, pack_together
 from medusa_spec.prepared.kernels import ACTIVATIONS, COLUMNS, DraftCall, LinearCall, NormCall, kernels, takes
 from medusa_spec.prepared.norm import NormRecord, fasten_norm
@@ -37,12 +38,13 @@ class FastStep:
         assert found is not None, "fast_step asks for them"
         self._draft, self._scratch = found.draft, found.draft_scratch
         self._held: list[Any] = [parts]  # the call below holds addresses alone
-        self.kv_heads, self.dim, self.theta = own.kv_heads, own.dim, own.theta
+        self.kv_heads, self.dim, self._angles_of = own.kv_heads, own.dim, own.angles
         self._table = torch.empty(2, 0, self.dim, dtype=self.dtype, device="cpu")
         self._template = call = DraftCall()
         call.vector_norm, call.feature_norm = (NormCall() if norm is None else _norm(norm) for norm in norms)
         if parts.join is not None:
             call.join = self._linear(parts.join)
+        call.normed_residual = parts.normed_residual and parts.join is None
         layer, attended = call.layer, call.layer.attention
         layer.hidden, layer.activation = own.o_proj.out_features, ACTIVATIONS.index("silu")
         layer.second_norm = _norm(parts.layer.post_attention_layernorm)
@@ -94,7 +96,7 @@ class FastStep:
         table = self._table
         if last >= table.shape[1]:
             positions = torch.arange(max(FIRST_POSITIONS, 2 * (last + 1)), device="cpu")
-            self._table = table = torch.cat(angles_of(positions[None], self.dim, self.theta, self.dtype))
+            self._table = table = torch.cat(self._angles_of(positions[None], self.dtype))
         return table
 
 
@@ -140,21 +142,22 @@ def _known(parts: StepParts) -> bool:
     return kernels(own.q_proj.weight.dtype) is not None and not any(width % COLUMNS for width in widths)
 
 
-class _SampleView(View):
-    """A few rows of a text, each of which sees itself and those before."""
+class _SampleView(UnrolledView):
+    """A few rows of a text, far from each other, and the keys and values that came of them."""
 
     def __init__(self) -> None:
+        super().__init__(1, len(SAMPLED), torch.device("cpu"))
+        self.next()
         self.positions = torch.tensor([SAMPLED], device="cpu")
-        self.mask = torch.ones(len(SAMPLED), len(SAMPLED), dtype=torch.bool, device="cpu").tril()
         self.keys = self.values = torch.empty(0)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.keys, self.values = key, value
-        return attention(query, key, value, self.mask)
+        return super().attend(query, key, value)
 
     def room(self, heads: int, dim: int, dtype: torch.dtype) -> Room:
         self.keys, self.values = (torch.empty(1, heads, len(SAMPLED), dim, dtype=dtype, device="cpu") for _ in range(2))
-        return Room(keys=self.keys, values=self.values, start=0, mask=self.mask, last=max(SAMPLED))
+        return Room(keys=self.keys, values=self.values, start=0, mask=self.seen(), last=max(SAMPLED))
 
 
 def _same(got: torch.Tensor | None, expected: torch.Tensor) -> bool:

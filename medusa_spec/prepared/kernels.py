@@ -77,6 +77,7 @@ class DraftCall(ctypes.Structure):
         *((name, NormCall) for name in ("vector_norm", "feature_norm")),
         ("join", LinearCall),
         ("layer", LayerCall),
+        ("normed_residual", _INT),
     )
 
 

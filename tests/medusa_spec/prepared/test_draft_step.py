@@ -17,7 +17,7 @@ from medusa_spec.drafters.heads import decoding_form
 from medusa_spec.drafters.levels import plan_of
 from medusa_spec.drafters.memory import TextMemory, TextView, draft_mask, text_mask
 from medusa_spec.heads import HeadsConfig, Projection, TokenEmbedding, View, make_heads
-from medusa_spec.heads.draft_layer import DraftAttention, DraftLayer, DraftMlp, angles_of
+from medusa_spec.heads.draft_layer import DraftAttention, DraftLayer, DraftMlp
 from medusa_spec.heads.eagle import EagleHead
 from medusa_spec.heads.steps import DraftSteps
 from medusa_spec.heads.view import UnrolledView
@@ -38,6 +38,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle-untied": ("eagle", {"tied": False}),
     "eagle3": ("eagle3", {"taps": "1,2"}),
     "eagle3-untied": ("eagle3", {"taps": "1,2", "tied": False}),
+    "eagle3-published": (
+        "eagle3",
+        {
+            "taps": "1,2",
+            "from_h": False,
+            "norm_before_residual": True,
+            "qkv_bias": True,
+            "rope_scaling": "llama3:8,1,4,32",
+        },
+    ),
     "eagle3-wide": ("eagle3", {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 64}),
 }
 TEMPLATE = TreeTemplate(paths=((0,), (0, 0), (0, 1), (1,), (0, 0, 0), (1, 0), (0, 0, 0, 0), (1, 0, 2), (2,)))
@@ -176,12 +186,15 @@ def test_bits_depend_neither_on_how_a_text_was_cut_nor_on_threads(name: str, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_angles_are_the_modules_at_every_position(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["eagle", "eagle3-published"])
+def test_angles_are_the_modules_at_every_position(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(draft_step, "FIRST_POSITIONS", 8)
-    steps = form(heads("eagle"), dtype)
-    fast: Any = steps._fast[0]
+    made = heads(name)
+    fast: Any = form(made, dtype)._fast[0]
     for last in (0, 7, 8, 500, 3, 4099):
-        expected = angles_of(torch.arange(last + 1)[None], fast.dim, fast.theta, dtype)
+        expected = made.head(0).layer.self_attn.angles(torch.arange(last + 1)[None], dtype)
         assert torch.equal(fast._angles(last)[:, : last + 1], torch.cat(expected))
 
 
