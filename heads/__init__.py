@@ -22,6 +22,7 @@ from medusa_spec.heads.options import parse_options as parse_options
 from medusa_spec.heads.projection import Projection as Projection
 from medusa_spec.heads.recurrent import RecurrentHeads as RecurrentHeads
 from medusa_spec.heads.stacked import StackedMedusaHeads as StackedMedusaHeads
+from medusa_spec.heads.view import Room as Room
 from medusa_spec.heads.view import View as View
 from medusa_spec.heads.view import attention as attention
 
@@ -38,6 +39,7 @@ __all__ = [
     "MedusaHeads",
     "Projection",
     "RecurrentHeads",
+    "Room",
     "SpeculatorHeads",
     "StackedMedusaHeads",
     "TokenEmbedding",

@@ -1,24 +1,57 @@
 """Heads that draft as a small decoder does: each step reads the feature of the one before. Knows no family's layer."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from medusa_spec.heads.base import DraftHeads
 from medusa_spec.heads.config import HeadsConfig
+from medusa_spec.heads.draft_layer import DraftLayer
 from medusa_spec.heads.head import Head
 from medusa_spec.heads.view import UnrolledView, View
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepParts:
+    """What a step is made of, for whoever computes it another way.
+
+    ```
+    entered = [vector_norm(vector), feature_norm(feature)]     x = join(entered), which then enters; or the feature,
+    next feature = layer(x, entered)                               normed or not
+    ```
+
+    Attributes:
+        layer: A decoder layer.
+        join: The product of both inputs, or None.
+        vector_norm: Of the embeddings, or None.
+        feature_norm: Of the features, or None.
+        normed_residual: Without a join, x is the feature's norm.
+    """
+
+    layer: DraftLayer
+    join: nn.Linear | None = None
+    vector_norm: nn.RMSNorm | None = None
+    feature_norm: nn.RMSNorm | None = None
+    normed_residual: bool = False
+
+
 class AutoregressiveHead(Head):
-    """One step of a draft: from the feature of the last token and the next token to that token's feature."""
+    """One step of a draft: from the feature of the last token and the next token to that token's feature.
+
+    A family says what its step is made of, or computes it by itself.
+    """
 
     def begin(self, h: torch.Tensor, layers: torch.Tensor | None) -> torch.Tensor:
         """The feature of a token that the target has read: from h [..., H] and tapped layers [..., L, H], [..., H]."""
         return h
 
-    @abstractmethod
+    def parts(self) -> StepParts:
+        """What `step` is made of, unless a family overrides it."""
+        raise NotImplementedError
+
     def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
         """The next feature.
 
@@ -30,6 +63,14 @@ class AutoregressiveHead(Head):
         Returns:
             [B, T, H].
         """
+        parts = self.parts()
+        vector = vector if parts.vector_norm is None else parts.vector_norm(vector)
+        normed = feature if parts.feature_norm is None else parts.feature_norm(feature)
+        entered = torch.cat([vector, normed], dim=-1)
+        if parts.join is None:
+            return parts.layer(normed if parts.normed_residual else feature, entered, view)
+        x = parts.join(entered)
+        return parts.layer(x, x, view)
 
 
 class AutoregressiveHeads(DraftHeads):

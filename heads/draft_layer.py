@@ -31,12 +31,16 @@ class DraftAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, view: View) -> torch.Tensor:
         """[B, T, inputs] to [B, T, H]."""
-        angles = angles_of(view.positions, self.dim, self.theta, x.dtype, self.scaling)
+        angles = self.angles(view.positions, x.dtype)
         query, key, value = (
             projected(x).unflatten(-1, (-1, self.dim)).transpose(1, 2)
             for projected in (self.q_proj, self.k_proj, self.v_proj)
         )
         return self.o_proj(view.attend(rotated(query, angles), rotated(key, angles), value))
+
+    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [B, T, D] of positions [B, T]."""
+        return angles_of(positions, self.dim, self.theta, dtype, self.scaling)
 
 
 class DraftMlp(nn.Module):

@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads
+from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads, StepParts
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.draft_layer import DraftLayer
 from medusa_spec.heads.projection import Projection
 from medusa_spec.heads.sizes import LayerSizes
-from medusa_spec.heads.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +51,9 @@ class EagleHead(AutoregressiveHead):
             if options.bias:
                 self.fc.bias.zero_()
 
-    def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
+    def parts(self) -> StepParts:
         """See `AutoregressiveHead`."""
-        x = self.fc(torch.cat([vector, feature], dim=-1))
-        return self.layer(x, x, view)
+        return StepParts(layer=self.layer, join=self.fc)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """The LM head reads the feature itself."""

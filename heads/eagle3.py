@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads
+from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads, StepParts
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.draft_layer import DraftLayer
 from medusa_spec.heads.norm import unit_scale
@@ -76,11 +76,14 @@ class Eagle3Head(AutoregressiveHead):
             return self.fc(read.flatten(-2))
         return h + self.fc(unit_scale(read).flatten(-2))
 
-    def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
+    def parts(self) -> StepParts:
         """See `AutoregressiveHead`."""
-        normed = self.hidden_norm(feature)
-        entered = torch.cat([self.input_layernorm(vector), normed], dim=-1)
-        return self.layer(normed if self.norm_before_residual else feature, entered, view)
+        return StepParts(
+            layer=self.layer,
+            vector_norm=self.input_layernorm,
+            feature_norm=self.hidden_norm,
+            normed_residual=self.norm_before_residual,
+        )
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """What the LM head reads: the feature, or its norm."""

@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.heads.autoregressive import AutoregressiveHeads
+from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads
 from medusa_spec.heads.stacked import Linear, dense_linear
 from medusa_spec.heads.view import View
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+Step = Callable[[torch.Tensor, torch.Tensor, View], torch.Tensor | None]
+"""From features and embeddings [M, H] of rows to their next features, or None if it does not serve this pass."""
+
+MakeStep = Callable[[AutoregressiveHead], Step | None]
+"""Makes a step from a frozen head, whose layers it may exchange for equal ones; None if it knows no faster one."""
 
 
 class FastLinear(nn.Module):
@@ -34,6 +40,7 @@ class DraftSteps:
         dtype: Compute dtype, the target's.
         device: Where to compute.
         linear: Makes a linear from frozen weights [out, in] and biases; the caller may know a faster one than torch's.
+        step: Makes a whole step from a frozen head.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class DraftSteps:
         dtype: torch.dtype,
         device: torch.device,
         linear: MakeLinear = dense_linear,
+        step: MakeStep = lambda head: None,
     ) -> None:
         assert heads.embedding is not None, "sequential families have one"
         self.config, self.dtype, self.device, self.taps = heads.config, dtype, device, heads.taps
@@ -50,6 +58,7 @@ class DraftSteps:
         self.projection = heads.projection.to(dtype, device)
         self.embedding = heads.embedding.to(dtype, device)
         copied: Any = copy.deepcopy(heads.heads).requires_grad_(False).eval().to(device, dtype)
+        self._fast = [step(head) for head in copied]
         for head in copied:
             _exchange(head, linear)
         self._heads = list(copied)
@@ -63,8 +72,10 @@ class DraftSteps:
 
     def step(self, k: int, feature: torch.Tensor, tokens: torch.Tensor, view: View) -> torch.Tensor:
         """The next features: from those of M rows, [M, H], and the tokens after them, int64 [M], to [M, H]."""
-        head = self._heads[k % self.num_sets]
-        return head.step(feature[None], self.embedding(tokens)[None], view)[0]
+        number, vector = k % self.num_sets, self.embedding(tokens)
+        fast = self._fast[number]
+        found = None if fast is None else fast(feature, vector, view)
+        return self._heads[number].step(feature[None], vector[None], view)[0] if found is None else found
 
     def logits(self, k: int, feature: torch.Tensor) -> torch.Tensor:
         """Draft logits of what follows rows of step k: [M, H] to [M, draft vocabulary]."""

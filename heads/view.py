@@ -1,8 +1,28 @@
 """What the rows of one pass of an attending layer see: keys of the text and of rows before. Knows no layer."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Room:
+    """Slots that a layer fills by itself, behind those that its rows see.
+
+    Attributes:
+        keys: [1, Hkv, capacity, D], contiguous; the rows' go to the slots from `start` on.
+        values: The same.
+        start: Slots in use before.
+        mask: Bool [T, start + T], contiguous: the slots that each row sees, its own among them.
+        last: The largest of the rows' positions.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    start: int
+    mask: torch.Tensor
+    last: int
 
 
 class View(ABC):
@@ -26,6 +46,16 @@ class View(ABC):
         Returns:
             [B, T, Hq * D].
         """
+
+    def room(self, heads: int, dim: int, dtype: torch.dtype) -> Room | None:
+        """Room for the rows' keys and values, to be filled instead of calling `attend`; None where there is none.
+
+        Args:
+            heads: Hkv.
+            dim: D.
+            dtype: Of keys and values.
+        """
+        return None
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ from medusa_spec.drafters.memory import TextMemory, TextView, draft_mask, text_m
 from medusa_spec.heads.steps import DraftSteps
 from medusa_spec.tree import TokenTree
 
-READ_AT_ONCE = 512
-"""Most rows of the text that the heads' layer reads in one pass: its mask has that many rows."""
+READ_AT_ONCE = 224
+"""Most rows of the text that the heads' layer reads in one pass: a multiple of those that a kernel takes at a time."""
 
 
 class TextDraft:
@@ -71,7 +71,7 @@ class TextDraft:
         rows = len(self.text) - k - memory.length
         self.unread[k] = [features[rows:]] if rows < len(features) else []
         found = []
-        for part in features[:rows].split(READ_AT_ONCE):
+        for part in features[:rows].split(READ_AT_ONCE) if rows > 0 else ():
             start, count = memory.length, len(part)
             after = torch.tensor(tokens[start + 1 + k : start + 1 + k + count], device=part.device)
             mask = text_mask(start, count, k, part.device)

@@ -12,6 +12,7 @@ from medusa_spec.drafters.levels import plan_of
 from medusa_spec.errors import ConfigError
 from medusa_spec.heads import LEVELS, AutoregressiveHeads, DraftHeads, LevelHeads, MedusaHeads, StackedMedusaHeads
 from medusa_spec.heads.steps import DraftSteps
+from medusa_spec.prepared.draft_step import fast_step
 from medusa_spec.prepared.packed_linear import fast_linear
 from medusa_spec.tree import Growth, PathValues, TokenTree, TreeTemplate, best_tree
 
@@ -136,7 +137,7 @@ DecodingForm = StackedMedusaHeads | LevelHeads | DraftSteps
 def decoding_form(heads: DraftHeads, *, dtype: torch.dtype, device: torch.device) -> DecodingForm:
     """A frozen copy of heads made for decoding, on the fastest linear layers that are here."""
     if isinstance(heads, AutoregressiveHeads):
-        return DraftSteps(heads, dtype=dtype, device=device, linear=fast_linear)
+        return DraftSteps(heads, dtype=dtype, device=device, linear=fast_linear, step=fast_step)
     if heads.sequential:
         return LEVELS[heads.config.kind](heads, dtype=dtype, device=device, linear=fast_linear)
     assert isinstance(heads, MedusaHeads), "the only family whose heads do not wait for each other"

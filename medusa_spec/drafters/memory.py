@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from medusa_spec.heads import View, attention
+from medusa_spec.heads import Room, View, attention
 
 ROOM = 64
 """Slots by which a memory is larger than what it must hold at first."""
@@ -34,6 +34,15 @@ class TextMemory:
         self.values[:, :, self.end : stop] = value
         self.end = stop
         return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def claim(self, rows: int, heads: int, dim: int, dtype: torch.dtype) -> int:
+        """Counts M rows in whose keys and values somebody else writes into the buffers; the first of their slots."""
+        start, stop = self.end, self.end + rows
+        if self.keys.ndim != 4 or stop > self.keys.shape[2]:
+            like = torch.empty(1, heads, 0, dim, dtype=dtype, device="cpu")
+            self.make_room(like, like, stop)
+        self.end = stop
+        return start
 
     def make_room(self, key: torch.Tensor, value: torch.Tensor, slots: int) -> None:
         """Makes the buffers hold `slots`, of the shapes of `key` and `value` [1, Hkv, M, D]."""
@@ -67,10 +76,19 @@ class TextView(View):
     def __init__(self, memory: TextMemory, positions: Sequence[int], mask: torch.Tensor) -> None:
         self.memory, self.mask = memory, mask
         self.positions = torch.tensor([positions], device=mask.device)
+        self.last = max(positions, default=0)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See `View`; B is 1."""
         return attention(query, *self.memory.add(key, value), self.mask)
+
+    def room(self, heads: int, dim: int, dtype: torch.dtype) -> Room | None:
+        """See `View`; on the CPU."""
+        if not self.mask.is_cpu:
+            return None
+        memory = self.memory
+        start = memory.claim(len(self.mask), heads, dim, dtype)
+        return Room(keys=memory.keys, values=memory.values, start=start, mask=self.mask.contiguous(), last=self.last)
 
     def update(self, key: torch.Tensor, value: torch.Tensor, *args: object) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds keys and values; all of them, as a Hugging Face cache returns them."""
@@ -110,10 +128,11 @@ def draft_mask(length: int, end: int, seen: Sequence[Sequence[int]], device: tor
     Returns:
         Bool [rows, end + rows].
     """
-    rows = len(seen)
-    mask = torch.zeros(rows, end + rows, dtype=torch.bool, device=device)
-    mask[:, :length] = True
-    own = [(row, slot) for row, slots in enumerate(seen) for slot in (*slots, end + row)]
-    across, down = zip(*own, strict=True)
-    mask[list(across), list(down)] = True
-    return mask
+    rows, width = len(seen), end + len(seen)
+    mask = bytearray(
+        (b"\1" * length + bytes(width - length)) * rows
+    )  # made at every level: torch takes four times longer
+    for row, slots in enumerate(seen):
+        for slot in (*slots, end + row):
+            mask[row * width + slot] = 1
+    return torch.frombuffer(mask, dtype=torch.bool).view(rows, width).to(device)

@@ -2,19 +2,10 @@
  *
  *     middle = x + o(attention(qkv(norm(x))))        x = middle + down(activation(gate(norm(middle))) * up(...))
  *
- * Every number is rounded where the modules round it, so that a layer gives the bits that its parts give one by one.
+ * Every number is rounded where the modules round it, so that a layer gives the bits that its parts give one by one. A
+ * layer with something else than norm(x) to attend to has it in `entered`.
  */
 #include "team.h"
-
-struct layer {
-    long hidden;
-    struct norm first_norm, second_norm;
-    struct linear qkv, o, gate_up, down;
-    struct attention attention; /* its qkv, out, wide and scratch are set here */
-    int activation;
-};
-
-enum { LAYER_PHASES = 2 * NORM_PHASES + 3 * LINEAR_PHASES + GATED_PHASES + ATTENTION_PHASES };
 
 static long larger(long a, long b) { return a > b ? a : b; }
 
@@ -23,21 +14,21 @@ static long attention_scratch(const struct attention *a) {
     return a->q_heads * a->nodes * ((a->dim + 15) / 16 * 16 + (keys + 31) / 32 * 32 + 1);
 }
 
-/* Floats of scratch that the layers need: inputs of the products, elements in between, and attention's own,
- * and the phases of all. */
-long NAME(layers_scratch)(const struct layer *layers, long count) {
-    long most = 0;
-    for (long i = 0; i < count; i++) {
-        const struct layer *l = layers + i;
-        const struct attention *a = &l->attention;
-        most = larger(most, a->nodes * (larger(l->hidden, a->q_heads * a->dim) + l->qkv.outputs + l->hidden +
-                                        l->down.inputs) + attention_scratch(a));
-    }
-    return most + count * LAYER_PHASES * (long)(sizeof(struct phase) / sizeof(float));
+/* Inputs of the products, elements in between, and attention's own. */
+long NAME(layer_scratch)(const struct layer *l) {
+    const struct attention *a = &l->attention;
+    const long inputs = larger(l->hidden, a->q_heads * a->dim);
+    return a->nodes * (inputs + l->qkv.outputs + l->hidden + l->down.inputs) + attention_scratch(a);
 }
 
-/* x and out [nodes, hidden]; they may be the same. */
-static void layer_team(struct team *team, const struct layer *l, const element *x, element *out, float *scratch) {
+/* Floats of scratch that the layers need, and the phases of all. */
+long NAME(layers_scratch)(const struct layer *layers, long count) {
+    long most = 0;
+    for (long i = 0; i < count; i++) most = larger(most, NAME(layer_scratch)(layers + i));
+    return most + count * LAYER_PHASES * PHASE_FLOATS;
+}
+
+void NAME(layer_team)(struct team *team, const struct layer *l, const element *x, element *out, float *scratch) {
     struct attention a = l->attention;
     const long nodes = a.nodes;
     float *inputs = scratch; /* of q-k-v, then of o, then of gate-up */
@@ -47,8 +38,8 @@ static void layer_team(struct team *team, const struct layer *l, const element *
     a.scratch = (float *)a.qkv + nodes * l->qkv.outputs;
     a.out = NULL;
     a.wide = inputs;
-    NAME(norm_team)(team, &l->first_norm, x, inputs, nodes, l->hidden);
-    NAME(linear_team)(team, &l->qkv, inputs, NULL, a.qkv, nodes);
+    if (!l->entered) NAME(norm_team)(team, &l->first_norm, x, inputs, nodes, l->hidden);
+    NAME(linear_team)(team, &l->qkv, l->entered ? l->entered : inputs, NULL, a.qkv, nodes);
     NAME(attention_team)(team, &a);
     NAME(linear_team)(team, &l->o, inputs, x, middle, nodes);
     NAME(norm_team)(team, &l->second_norm, middle, inputs, nodes, l->hidden);
@@ -64,6 +55,6 @@ void NAME(layers)(const struct layer *layers, long count, const element *x, elem
 #pragma omp parallel num_threads(layers->attention.threads)
     {
         struct team team = {phases, 0};
-        for (long i = 0; i < count; i++) layer_team(&team, layers + i, i ? out : x, out, scratch);
+        for (long i = 0; i < count; i++) NAME(layer_team)(&team, layers + i, i ? out : x, out, scratch);
     }
 }

@@ -45,8 +45,10 @@ static inline long next_task(struct team *team, long count) {
     return -1;
 }
 
-/* Phases of the functions below. */
+/* Phases of the functions below, and the floats that one takes in scratch. */
 enum { LINEAR_PHASES = 1, NORM_PHASES = 1, GATED_PHASES = 1, ATTENTION_PHASES = 4 };
+enum { LAYER_PHASES = 2 * NORM_PHASES + 3 * LINEAR_PHASES + GATED_PHASES + ATTENTION_PHASES };
+enum { PHASE_FLOATS = sizeof(struct phase) / sizeof(float) };
 
 struct norm {
     const element *weight; /* [width] */
@@ -80,6 +82,15 @@ struct attention {
     int norm_style, threads;
 };
 
+struct layer {
+    long hidden;
+    const float *entered; /* [nodes, qkv.inputs], rounded to elements: what q-k-v reads; NULL: the first norm of x */
+    struct norm first_norm, second_norm;
+    struct linear qkv, o, gate_up, down;
+    struct attention attention; /* its qkv, out, wide and scratch are set by the layer */
+    int activation;
+};
+
 /* x [rows, width] to floats [rows, width], rounded to elements. */
 void NAME(norm_team)(struct team *team, const struct norm *norm, const element *x, float *wide, long rows, long width);
 
@@ -93,5 +104,11 @@ void NAME(gated_team)(struct team *team, const struct linear *gate_up, const flo
 
 /* See attention.c. */
 void NAME(attention_team)(struct team *team, const struct attention *attention);
+
+/* See layer.c. x and out [nodes, hidden]; they may be the same. */
+void NAME(layer_team)(struct team *team, const struct layer *layer, const element *x, element *out, float *scratch);
+
+/* Floats of scratch that it needs. */
+long NAME(layer_scratch)(const struct layer *layer);
 
 #endif

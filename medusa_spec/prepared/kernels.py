@@ -61,10 +61,23 @@ class LayerCall(ctypes.Structure):
 
     _fields_ = (
         ("hidden", _LONG),
+        ("entered", _POINTER),
         *((name, NormCall) for name in ("first_norm", "second_norm")),
         *((name, LinearCall) for name in ("qkv", "o", "gate_up", "down")),
         ("attention", AttentionCall),
         ("activation", _INT),
+    )
+
+
+class DraftCall(ctypes.Structure):
+    """A step of a draft, of one row; native/draft.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("vectors", "features")),
+        *((name, NormCall) for name in ("vector_norm", "feature_norm")),
+        ("join", LinearCall),
+        ("layer", LayerCall),
+        ("normed_residual", _INT),
     )
 
 
@@ -81,6 +94,8 @@ class Kernels:
         attention: (a pointer to an `AttentionCall`).
         layers: (an array of `LayerCall`, count, x, out, scratch).
         layers_scratch: (an array of `LayerCall`, count) to the floats of scratch that they need.
+        draft: (a pointer to a `DraftCall`, out, scratch).
+        draft_scratch: (a pointer to a `DraftCall`) to the floats of scratch that it needs.
     """
 
     dtype: torch.dtype
@@ -91,6 +106,8 @@ class Kernels:
     attention: Function
     layers: Function
     layers_scratch: Function
+    draft: Function
+    draft_scratch: Function
 
 
 @cache
@@ -107,11 +124,13 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
         "attention": [ctypes.POINTER(AttentionCall)],
         "layers": [ctypes.POINTER(LayerCall), _LONG] + [_POINTER] * 3,
         "layers_scratch": [ctypes.POINTER(LayerCall), _LONG],
+        "draft": [ctypes.POINTER(DraftCall)] + [_POINTER] * 2,
+        "draft_scratch": [ctypes.POINTER(DraftCall)],
     }
     found = {}
     for name, arguments in signatures.items():
         function = getattr(handle, f"{name}_{ELEMENTS[dtype]}")
-        function.argtypes, function.restype = arguments, _LONG if name == "layers_scratch" else None
+        function.argtypes, function.restype = arguments, _LONG if name.endswith("scratch") else None
         found[name] = function
     return Kernels(dtype=dtype, **found)
 

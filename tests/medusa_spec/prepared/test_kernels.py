@@ -16,13 +16,16 @@ from medusa_spec.prepared.kernels import (
     ELEMENTS,
     NORM_STYLES,
     AttentionCall,
+    DraftCall,
     LayerCall,
     LinearCall,
+    NormCall,
     attention_scratch,
     kernels,
     readable,
     takes,
 )
+from medusa_spec.prepared.packed_linear import PackedLinear
 
 needs_kernels = pytest.mark.skipif(library().handle is None, reason=f"no kernels on this machine: {library().reason}")
 DTYPES = tuple(ELEMENTS)
@@ -165,6 +168,46 @@ def test_the_layer_kernel_asks_for_room_for_its_parts(dtype):
     assert kernels(dtype).layers_scratch(ctypes.byref(call), 1) == room + phases
     assert kernels(dtype).layers_scratch((LayerCall * 3)(call, call, call), 3) == room + 3 * phases
     assert attention_scratch(attention) == 4 * 5 * (32 + 64 + 1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_draft_kernel_asks_for_room_for_what_its_layer_reads(dtype):
+    """Both inputs side by side, and the joined ones as floats and as elements."""
+    layer = LayerCall(hidden=48, attention=AttentionCall(nodes=5, q_heads=4, kv_heads=2, dim=24, end=40))
+    own, phases = kernels(dtype).layers_scratch(ctypes.byref(layer), 1), 2 * 16 + 16
+    assert kernels(dtype).draft_scratch(DraftCall(layer=layer)) == own + phases + 5 * 4 * 48
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_layer_reads_what_enters_it_in_place_of_its_norm(dtype):
+    """Of another width than the states, whose norm is then not asked for; the result is that of its parts."""
+    hidden, width, dim, nodes = 48, 80, 32, 3
+    shapes = {"qkv": (3 * dim, width), "o": (hidden, dim), "gate_up": (128, hidden), "down": (hidden, 64)}
+    packed = {name: PackedLinear(random(*shape, dtype=dtype, scale=0.2)) for name, shape in shapes.items()}
+    x, entered = random(nodes, hidden, seed=7, dtype=dtype), random(nodes, width, seed=8, dtype=dtype)
+    scale, mask = random(hidden, seed=9, dtype=dtype), torch.ones(nodes, nodes, dtype=torch.bool).tril()
+    keys, values = torch.zeros(1, nodes, dim, dtype=dtype), torch.zeros(1, nodes, dim, dtype=dtype)
+    ones, zeros = torch.ones(nodes, dim, dtype=dtype), torch.zeros(nodes, dim, dtype=dtype)
+    wide, out = entered.float().contiguous(), torch.empty_like(x)
+    sizes = {"nodes": nodes, "q_heads": 1, "kv_heads": 1, "dim": dim, "rotary": dim, "head_stride": nodes * dim}
+    tensors = {"keys": keys, "values": values, "mask": mask, "cosine": ones, "sine": zeros}
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    attention = AttentionCall(scale=0.5, threads=1, **sizes, **addresses)
+    call = LayerCall(hidden=hidden, attention=attention, activation=ACTIVATIONS.index("silu"), entered=wide.data_ptr())
+    call.second_norm = NormCall(weight=scale.data_ptr(), epsilon=1e-5, style=0)
+    for name, linear in packed.items():
+        field = LinearCall(weight=linear.packed.data_ptr(), inputs=linear.inputs, outputs=linear.outputs)
+        setattr(call, name, field)
+    scratch = torch.empty(kernels(dtype).layers_scratch(call, 1))
+    kernels(dtype).layers(call, 1, x.data_ptr(), out.data_ptr(), scratch.data_ptr())
+    query, key, value = packed["qkv"](entered).split(dim, dim=1)
+    assert torch.equal(keys[0], key) and torch.equal(values[0], value)
+    scores = (query.double() @ key.double().T * 0.5).masked_fill(~mask, -math.inf)
+    middle = x + packed["o"]((scores.softmax(-1) @ value.double()).to(dtype))
+    expected = middle + packed["down"](gated(packed["gate_up"](norm(middle, scale))))
+    torch.testing.assert_close(out, expected, rtol=2 * torch.finfo(dtype).eps, atol=40 * torch.finfo(dtype).eps)
 
 
 def test_there_are_no_kernels_for_other_dtypes():
