@@ -72,9 +72,15 @@ class TextView(View):
         """See `View`; B is 1."""
         return attention(query, *self.memory.add(key, value), self.mask)
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, *args: object) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds keys and values; all of them, as a Hugging Face cache returns them."""
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `View`."""
         return self.memory.add(key, value)
+
+    def seen(self) -> torch.Tensor:
+        """See `View`."""
+        return self.mask
 
 
 def text_mask(start: int, rows: int, gap: int, device: torch.device) -> torch.Tensor:
