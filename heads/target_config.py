@@ -46,7 +46,7 @@ def more_layers(target: Any) -> dict[str, Any]:
         values["layer_types"] = [FULL]
     if "first_k_dense_replace" in values:  # dense layers stand in front
         values["first_k_dense_replace"] = 0
-    return values | {"num_hidden_layers": 1}
+    return values | {target.attribute_map.get("num_hidden_layers", "num_hidden_layers"): 1}
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 
-from medusa_spec.heads.target_config import config_of
+from medusa_spec.heads.target_config import FULL, config_of
 from medusa_spec.heads.view import UnrolledView, View
 
 RESIDUAL = ("o_proj", "down_proj", "out_proj", "dense", "dense_4h_to_h", "c_proj", "fc2", "w2", "wo")
@@ -41,7 +41,8 @@ class TargetLayer(nn.Module):
         model = _model_of(config)
         config._attn_implementation = _attention_of(model)
         config._experts_implementation = "eager"  # the same result for a row in any batch
-        self.kind = (getattr(config, "layer_types", None) or ["full_attention"])[number]
+        self.kind = (getattr(config, "layer_types", None) or [FULL] * (number + 1))[number]
+        self.window = _window_of(config, self.kind)
         self.mtp = _mtp_layer(model, config, number)
         self.positions = (_rotary_of(model, config),)  # in a tuple: a cast would spoil its frequencies
         self._asks_kind = "layer_type" in inspect.signature(self.positions[0].forward).parameters
@@ -61,8 +62,10 @@ class TargetLayer(nn.Module):
         (rotary,) = self.positions
         kind = {"layer_type": self.kind} if self._asks_kind else {}
         angles = rotary.to(feature.device)(vector, position_ids=rows, **kind)
-        mask = torch.zeros_like(view.seen(), dtype=feature.dtype)
-        mask.masked_fill_(~view.seen(), torch.finfo(feature.dtype).min)
+        seen = view.seen()
+        if self.window is not None:
+            seen = seen & (view.positions[0, :, None] - view.places()[None] < self.window)
+        mask = torch.zeros_like(seen, dtype=feature.dtype).masked_fill_(~seen, torch.finfo(feature.dtype).min)
         given: Any = view  # has of a cache what layers call: update
         return self.mtp(
             inputs_embeds=vector,
@@ -72,6 +75,19 @@ class TargetLayer(nn.Module):
             position_ids=rows,
             cache=given,
         )
+
+    def adopt(self, layer: Any) -> None:
+        """Takes the weights of an `MtpLayer` of the same form, as they are.
+
+        Raises:
+            ValueError: If it is of another form.
+        """
+        self.mtp.load_state_dict(layer.state_dict(), strict=True, assign=True)
+        left = [name for name, tensor in self.mtp.named_buffers() if tensor.device.type == "meta"]
+        if left:
+            raise ValueError(
+                f"{left} of {type(self.mtp.mtp_block).__name__} are computed, and no checkpoint holds them"
+            )
 
     @torch.no_grad()
     def _try_out(self) -> None:
@@ -94,7 +110,9 @@ class TargetLayer(nn.Module):
                 "recurrent, or of another form; use EAGLE heads, which bring a layer of their own"
             )
         if not torch.allclose(long[:, :2], short, rtol=1e-3, atol=1e-3 * float(short.abs().max())):
-            raise ValueError(f"{name} does not keep to the mask it is given; use EAGLE heads, which bring their own layer")
+            raise ValueError(
+                f"{name} does not keep to the mask it is given; use EAGLE heads, which bring their own layer"
+            )
 
     @torch.no_grad()
     def _begin(self, scale: float) -> None:
@@ -141,6 +159,13 @@ def _model_of(config: Any) -> Any:
         except Exception as error:  # of somebody else's constructor: any
             errors.append(str(error))
     raise ValueError(f"decoder of model_type {config.model_type!r} cannot be built: {errors[0]}")
+
+
+def _window_of(config: Any, kind: str) -> int | None:
+    """How many rows back a layer of this kind sees, its own among them; None for all."""
+    if kind not in (FULL, "sliding_attention"):
+        raise ValueError(f"a layer of kind {kind!r} cannot be an MTP layer: it must attend; use EAGLE heads")
+    return None if kind == FULL else config.sliding_window
 
 
 def _attention_of(model: Any) -> str:

@@ -41,6 +41,10 @@ class View(ABC):
     def seen(self) -> torch.Tensor:
         """Bool [T, S]: which of those keys each row of this pass sees."""
 
+    @abstractmethod
+    def places(self) -> torch.Tensor:
+        """Int64 [S]: their places in the text, for layers with a window."""
+
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Attention with shared key heads under a mask.
@@ -102,6 +106,10 @@ class UnrolledView(View):
         if self.own:
             return (gap >= self.step) | (gap == 0)
         return torch.cat([gap >= 0, *[gap == 0] * self.step], dim=1)
+
+    def places(self) -> torch.Tensor:
+        """See `View`."""
+        return torch.cat([self._first[0] + step for step in range(self.step * self.own, self.step + 1)])
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object
