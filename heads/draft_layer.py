@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from medusa_spec.heads.rotary import rates_of
 from medusa_spec.heads.sizes import LayerSizes
 from medusa_spec.heads.view import View
 
@@ -22,15 +23,15 @@ class DraftAttention(nn.Module):
         super().__init__()
         numbers: Any = sizes  # filled: nothing is None
         self.heads, self.kv_heads, self.dim = numbers.num_attention_heads, numbers.num_key_value_heads, numbers.head_dim
-        self.theta: float = numbers.rope_theta
-        self.q_proj = nn.Linear(inputs, self.heads * self.dim, bias=False)
-        self.k_proj = nn.Linear(inputs, self.kv_heads * self.dim, bias=False)
-        self.v_proj = nn.Linear(inputs, self.kv_heads * self.dim, bias=False)
+        self.theta, self.scaling = numbers.rope_theta, sizes.rope_scaling
+        self.q_proj = nn.Linear(inputs, self.heads * self.dim, bias=sizes.qkv_bias)
+        self.k_proj = nn.Linear(inputs, self.kv_heads * self.dim, bias=sizes.qkv_bias)
+        self.v_proj = nn.Linear(inputs, self.kv_heads * self.dim, bias=sizes.qkv_bias)
         self.o_proj = nn.Linear(self.heads * self.dim, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, view: View) -> torch.Tensor:
         """[B, T, inputs] to [B, T, H]."""
-        angles = angles_of(view.positions, self.dim, self.theta, x.dtype)
+        angles = angles_of(view.positions, self.dim, self.theta, x.dtype, self.scaling)
         query, key, value = (
             projected(x).unflatten(-1, (-1, self.dim)).transpose(1, 2)
             for projected in (self.q_proj, self.k_proj, self.v_proj)
@@ -78,9 +79,11 @@ class DraftLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def angles_of(positions: torch.Tensor, dim: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def angles_of(
+    positions: torch.Tensor, dim: int, theta: float, dtype: torch.dtype, scaling: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [B, T, D] of rotary positions [B, T], as two equal halves."""
-    rates = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim)
+    rates = rates_of(dim, theta, scaling, positions.device)
     turns = (positions.double()[..., None] * rates).repeat(1, 1, 2)
     return turns.cos().to(dtype), turns.sin().to(dtype)
 

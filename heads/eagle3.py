@@ -22,13 +22,18 @@ class Eagle3Options(LayerSizes):
     Attributes:
         taps: Layers of the target whose inputs are read, from 0, as `"2,15,27"`: a low, a middle and a high one.
         tied: One layer for all depths, as published; otherwise one for each.
-        norm_taps: Bring every tapped layer to a root mean square of one first: they differ tenfold. Published heads
-            were trained without.
+        from_h: Features are h, moved by what is fused of the tapped layers, each at a root mean square of one (they
+            differ tenfold), and the LM head reads them as they are. Published heads fuse the layers alone and have a
+            norm before an LM head of their own; before the target's that norm must first grow to the size of h, which
+            takes a short training longer than all the rest.
+        norm_before_residual: The residual stream begins with the feature's norm, as some published heads were
+            trained; otherwise with the feature itself.
     """
 
     taps: str = ""
     tied: bool = True
-    norm_taps: bool = True
+    from_h: bool = True
+    norm_before_residual: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,12 +58,12 @@ class Eagle3Head(AutoregressiveHead):
     """One step: attention reads the norms of token and feature side by side; the feature is the residual stream.
 
     ```
-    feature of the text = W [low, middle, high]        x = feature + o(attention([norm(e(token)), norm(feature)]))
-    next feature = x + mlp(norm(x))                    the LM head reads norm(next feature)
+    feature of the text = h + W [low, middle, high]      x = feature + o(attention([norm(e(token)), norm(feature)]))
+    next feature = x + mlp(norm(x))                      the LM head reads the next feature
     ```
 
-    W starts as the mean of the tapped layers and the layer as the identity: a fresh head guesses what the target's LM
-    head reads in that mean.
+    W starts at zero and the layer as the identity: a fresh head is the target's own LM head. Without `from_h` the
+    feature of the text is W [low, middle, high], which starts as their mean, and the LM head reads the feature's norm.
 
     Args:
         config: Sizes.
@@ -70,32 +75,35 @@ class Eagle3Head(AutoregressiveHead):
         super().__init__(config, projection)
         hidden, sizes = config.hidden_size, options.filled(config.hidden_size)
         eps, taps = float(sizes.rms_norm_eps or 0.0), max(1, len(options.layers))
-        self.taps, self.norm_taps = len(options.layers), options.norm_taps
+        self.taps, self.from_h = len(options.layers), options.from_h
+        self.norm_before_residual = options.norm_before_residual
         self.fc = nn.Linear(taps * hidden, hidden, bias=False)
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.hidden_norm = nn.RMSNorm(hidden, eps=eps)
         self.layer = DraftLayer(hidden, sizes, inputs=2 * hidden)
-        self.norm = nn.RMSNorm(hidden, eps=eps)
+        self.norm = nn.Identity() if options.from_h else nn.RMSNorm(hidden, eps=eps)
         with torch.no_grad():
             self.fc.weight.zero_()
-            for tap in range(taps):
+            for tap in () if options.from_h else range(taps):
                 self.fc.weight[:, tap * hidden : (tap + 1) * hidden].fill_diagonal_(1.0 / taps)
 
     def begin(self, h: torch.Tensor, layers: torch.Tensor | None) -> torch.Tensor:
-        """The fused layers [..., L, H]; without taps h stands for them."""
-        if not self.taps:
-            return self.fc(h)
-        if layers is None:
+        """The fused layers [..., L, H], with h where features are to be it; without taps h stands for them."""
+        if self.taps and layers is None:
             raise ValueError("layers must be given to EAGLE-3 heads that tap some, got none")
-        return self.fc((unit_scale(layers) if self.norm_taps else layers).flatten(-2))
+        read = h.unsqueeze(-2) if layers is None or not self.taps else layers
+        if not self.from_h:
+            return self.fc(read.flatten(-2))
+        return h + self.fc(unit_scale(read).flatten(-2))
 
     def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
         """See `AutoregressiveHead`."""
-        entered = torch.cat([self.input_layernorm(vector), self.hidden_norm(feature)], dim=-1)
-        return self.layer(feature, entered, view)
+        normed = self.hidden_norm(feature)
+        entered = torch.cat([self.input_layernorm(vector), normed], dim=-1)
+        return self.layer(normed if self.norm_before_residual else feature, entered, view)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """What the LM head reads: the feature's norm."""
+        """What the LM head reads: the feature, or its norm."""
         return self.norm(x)
 
 

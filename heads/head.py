@@ -14,16 +14,24 @@ class Head(nn.Module):
 
     With `own`, `lm_head` is a trained copy of the target's rows, and of its biases as `lm_head_bias` says; with
     `low_rank`, `down` and `up` are a trained addition to them; with `shared` there is neither.
+
+    Args:
+        config: Sizes and the kind of LM head.
+        projection: The target's LM head.
+        width: What an `own` LM head reads; None is H. One of another width begins at random, as no row would fit.
     """
 
-    def __init__(self, config: HeadsConfig, projection: Projection) -> None:
+    def __init__(self, config: HeadsConfig, projection: Projection, *, width: int | None = None) -> None:
         super().__init__()
         hidden, draft = config.hidden_size, config.num_draft_tokens
         if config.lm_head == "own":
             bias = projection.bias is not None if config.lm_head_bias is None else config.lm_head_bias
-            self.lm_head = nn.Linear(hidden, draft, bias=bias)
+            self.lm_head = nn.Linear(width or hidden, draft, bias=bias)
             with torch.no_grad():
-                self.lm_head.weight.copy_(projection.weight)
+                if width in (None, hidden):
+                    self.lm_head.weight.copy_(projection.weight)
+                else:
+                    nn.init.normal_(self.lm_head.weight, std=self.lm_head.in_features**-0.5)
                 if bias:
                     self.lm_head.bias.zero_() if projection.bias is None else self.lm_head.bias.copy_(projection.bias)
         elif config.lm_head == "low_rank":

@@ -25,10 +25,12 @@ class SpeculatorOptions(StateOptions):
     Attributes:
         scale_input: h is brought to a mean square of one half first, whatever the target's scale.
         own_embedding: A trained table [V, inner size] in place of a trained linear over the target's embeddings.
+        direct: `own` LM heads read the state itself, whatever its width, as published; otherwise H entries.
     """
 
     scale_input: bool = True
     own_embedding: bool = False
+    direct: bool = False
 
 
 class SpeculatorHead(Head):
@@ -43,7 +45,8 @@ class SpeculatorHead(Head):
     last head where all parts start as they do here: P, T of entries that leave a mean square of 1 and of 1 / I. T is a
     linear over the target's embeddings, each brought to a mean square of one, or a table. O starts at zero: a fresh
     head gives all tokens the same logit, but for the LM head's bias. Published speculators have no O; here it is left
-    out where the LM head is the head's `own` and I = H, since a frozen one is made for features of another kind.
+    out where the LM head is the head's `own` and I = H, or reads the state `direct`ly: a frozen one is made for
+    features of another kind.
 
     Args:
         config: Sizes and the kind of LM head.
@@ -53,8 +56,10 @@ class SpeculatorHead(Head):
     """
 
     def __init__(self, config: HeadsConfig, projection: Projection, options: SpeculatorOptions, k: int) -> None:
-        super().__init__(config, projection)
         hidden, inner = config.hidden_size, options.inner_size or config.hidden_size
+        if options.direct and config.lm_head != "own":
+            raise ValueError(f"direct must be False unless lm_head is 'own', got lm_head={config.lm_head!r}")
+        super().__init__(config, projection, width=inner if options.direct else None)
         if k == 0:
             self.first = _linear(hidden, inner, std=inner**-0.5)
         if k > 0 or (options.tied and config.num_heads > 1):
@@ -65,12 +70,14 @@ class SpeculatorHead(Head):
         else:
             self.token = _linear(hidden, inner, std=(inner * hidden) ** -0.5)
         self.norm = ScaleShiftNorm(inner)
-        if config.lm_head != "own" or inner != hidden:
+        bare = options.direct or (config.lm_head == "own" and inner == hidden)
+        if not bare:
             self.out = _linear(inner, hidden, std=0.0)
-        self.blocks = nn.ModuleList(ResidualBlock(hidden) for _ in range(config.num_layers - 1))
+        width = inner if bare else hidden
+        self.blocks = nn.ModuleList(ResidualBlock(width) for _ in range(config.num_layers - 1))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """State [..., I] to [..., H]."""
+        """State [..., I] to what the LM head reads, [..., H], or [..., I] where it is `direct`."""
         z = self.out(x) if hasattr(self, "out") else x
         for block in self.blocks:
             z = block(z)
@@ -132,7 +139,7 @@ class SpeculatorLevels(LevelHeads):
         return next_state(self._state[depth](state), self._token[depth](read), self._norm[depth], self.factor)
 
     def features(self, depth: int, state: torch.Tensor) -> torch.Tensor:
-        """States [M, I] to [M, H]."""
+        """States [M, I] to what the LM head reads, [M, H] or [M, I]."""
         out = self._out[depth]
         return self._blocks[depth](state if out is None else out(state))
 

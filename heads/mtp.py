@@ -20,29 +20,28 @@ class MtpOptions:
 
     Attributes:
         tied: One layer for all depths; otherwise one for each, as published.
+        from_h: Features begin as h and stay of its size: there is no norm before W for them, and none behind the layer.
+            Published layers have both; before the target's LM head the second must first grow to the size of h, which
+            takes a short training longer than all the rest.
         decoder: Config of the layer, `model_type` among its values, see `target_config.more_layers`; None follows the
             target, or without one is a Llama layer of H.
-        scale: Root mean square at which the last norm begins. The target's own h has one between 1 and 10, mostly.
     """
 
     tied: bool = True
+    from_h: bool = True
     decoder: dict | None = field(default=None, hash=False)
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"scale must be above 0, got {self.scale}")
 
 
 class MtpHead(AutoregressiveHead):
     """One step: the next feature from this one and the token after it.
 
     ```
-    x = W [norm(e(token)), norm(feature)]      the target's kind of layer      the LM head reads norm(layer(x))
+    from h       x = W [norm(e(token)), feature]            the LM head reads layer(x)
+    published    x = W [norm(e(token)), norm(feature)]      the LM head reads norm(layer(x))
     ```
 
-    A fresh head ranks tokens as the target's own LM head would for norm(h): W starts as the map to the feature's norm,
-    and the layer as the identity.
+    W starts as the map to the (norm of the) feature, and the layer, of the target's own class, as the identity: a fresh
+    head is the target's own LM head, or as published ranks tokens as that would for norm(h).
 
     Args:
         config: Sizes.
@@ -64,14 +63,14 @@ class MtpHead(AutoregressiveHead):
                 f"decoder must have hidden_size = {config.hidden_size}, that of the heads, got {width}; leave it out, "
                 "and it follows the target"
             )
-        self.layer = TargetLayer(decoder, min(k, decoded.num_hidden_layers - 1), scale=options.scale)
+        self.layer = TargetLayer(decoder, min(k, decoded.num_hidden_layers - 1), normed=not options.from_h)
 
     def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
         """See `AutoregressiveHead`."""
         return self.layer(feature, vector, view)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The LM head reads the feature itself, which ends in a norm."""
+        """The LM head reads the feature itself."""
         return x
 
 

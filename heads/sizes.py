@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+from medusa_spec.heads.rotary import parse_scaling
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSizes:
@@ -15,6 +17,8 @@ class LayerSizes:
         intermediate_size: Width of the gated MLP; 8/3 of H.
         rope_theta: Base of the rotary positions.
         rms_norm_eps: Added to the mean square in norms.
+        rope_scaling: How positions are stretched, see `parse_scaling`; empty where they are not.
+        qkv_bias: Whether queries, keys and values have biases.
     """
 
     num_attention_heads: int | None = None
@@ -23,12 +27,16 @@ class LayerSizes:
     intermediate_size: int | None = None
     rope_theta: float | None = None
     rms_norm_eps: float | None = None
+    rope_scaling: str = ""
+    qkv_bias: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(LayerSizes):
             value = getattr(self, field.name)
-            if value is not None and not value > 0:
+            if field.default is None and value is not None and not value > 0:
                 raise ValueError(f"{field.name} must be above 0, or None, got {value!r}")
+        if self.rope_scaling:
+            parse_scaling(self.rope_scaling)
         heads, keys = self.num_attention_heads, self.num_key_value_heads
         if heads is not None and keys is not None and heads % keys:
             raise ValueError(f"num_attention_heads must be a multiple of num_key_value_heads {keys}, got {heads}")
@@ -50,6 +58,8 @@ class LayerSizes:
             intermediate_size=self.intermediate_size or -(-hidden_size * 8 // 3 // 32) * 32,
             rope_theta=self.rope_theta or 10_000.0,
             rms_norm_eps=self.rms_norm_eps or 1e-5,
+            rope_scaling=self.rope_scaling,
+            qkv_bias=self.qkv_bias,
         )
 
 

@@ -19,23 +19,22 @@ class TargetLayer(nn.Module):
     """`MtpLayer` of transformers around a decoder layer of the target's class, on a `View` instead of a cache.
 
     ```
-    x = W [norm(e(token)), norm(feature)]      next feature = norm(layer(x))
+    x = W [norm(e(token)), norm(feature)]      next feature = norm(layer(x))      without `normed` only the first norm
     ```
 
-    W starts as the map to the feature's norm and the layer as the identity, by zeros in what ends in its residual
+    W starts as the map to the norm of the feature and the layer as the identity, by zeros in what ends in its residual
     stream. Dropout and routers' noise are off, in training too.
 
     Args:
         decoder: Config of one layer or more, see `target_config.more_layers`.
         number: Which of those layers.
-        scale: Root mean square at which the last norm begins.
-        fresh: As it begins; otherwise weights are left as they are made, and nothing is tried out.
+        normed: Norms before W for the feature, and behind the layer.
 
     Raises:
         ValueError: If the layers of this decoder cannot be used this way, naming what is missing.
     """
 
-    def __init__(self, decoder: dict[str, Any], number: int = 0, *, scale: float = 1.0, fresh: bool = True) -> None:
+    def __init__(self, decoder: dict[str, Any], number: int = 0, *, normed: bool = True) -> None:
         super().__init__()
         config = config_of(decoder)
         model = _model_of(config)
@@ -46,10 +45,12 @@ class TargetLayer(nn.Module):
         self.mtp = _mtp_layer(model, config, number)
         self.positions = (_rotary_of(model, config),)  # in a tuple: a cast would spoil its frequencies
         self._asks_kind = "layer_type" in inspect.signature(self.positions[0].forward).parameters
-        if fresh and self.mtp.eh_proj.weight.device.type != "meta":
+        if not normed:
+            self.mtp.hnorm, self.mtp.post_norm = nn.Identity(), nn.Identity()
+        if self.mtp.eh_proj.weight.device.type != "meta":  # there weights are to come, and nothing can be tried out
             _initialize(model, self.mtp)
             self._try_out()
-            self._begin(scale)
+            self._begin()
         self.eval()
 
     def train(self, mode: bool = True) -> "TargetLayer":
@@ -115,7 +116,7 @@ class TargetLayer(nn.Module):
             )
 
     @torch.no_grad()
-    def _begin(self, scale: float) -> None:
+    def _begin(self) -> None:
         """The start: see the class."""
         mtp = self.mtp
         hidden, behind = mtp.eh_proj.out_features, not getattr(mtp.config, "mtp_hidden_states_first", False)
@@ -123,7 +124,6 @@ class TargetLayer(nn.Module):
         for name, parameter in mtp.mtp_block.named_parameters():
             if any(part.removesuffix("_bias") in RESIDUAL for part in name.split(".")):
                 parameter.zero_()
-        mtp.post_norm.weight.add_(scale - 1.0)
         x = torch.ones(1, 2, hidden).to(mtp.eh_proj.weight)
         x[:, 1] = torch.arange(hidden)
         expected = mtp.post_norm(mtp.hnorm(x))

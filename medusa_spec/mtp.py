@@ -55,7 +55,7 @@ def native_heads(backbone: Backbone, steps: int | None = None) -> MtpHeads:
         vocab_size=backbone.vocab_size,
         kind="mtp",
         num_heads=layers if layers > 1 else steps or STEPS,
-        options={"tied": layers == 1} | fitted_options("mtp", {}, backbone.config),
+        options=fitted_options("mtp", {"tied": layers == 1, "from_h": False}, backbone.config),
     )
     projection, embedding = backbone.projection(), backbone.embedding()
     try:

@@ -170,6 +170,12 @@ def finetune(
         list[str] | None, typer.Option(help="Setting that this family alone has, as name=value; repeatable.")
     ] = None,
     num_heads: Annotated[int | None, typer.Option(help="Heads: how far ahead they guess.")] = None,
+    unroll: Annotated[
+        int | None, typer.Option(help="Steps of a draft that are trained, where one layer serves all; default: all.")
+    ] = None,
+    feature_weight: Annotated[
+        float | None, typer.Option(help="Weight of guessed features beside guessed tokens, for eagle.")
+    ] = None,
     num_layers: Annotated[int | None, typer.Option(help="Residual blocks per head.")] = None,
     lm_head: Annotated[LMHead | None, typer.Option(help="What gives the logits.")] = None,
     draft_vocab_size: Annotated[int | None, typer.Option(help="Most frequent tokens that heads can guess.")] = None,
@@ -209,6 +215,8 @@ def finetune(
         "kind": kind,
         "options": tuple(option) if option else None,
         "num_heads": num_heads,
+        "unroll": unroll,
+        "feature_weight": feature_weight,
         "num_layers": num_layers,
         "lm_head": lm_head.value if lm_head else None,
         "draft_vocab_size": draft_vocab_size,

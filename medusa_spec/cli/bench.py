@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from medusa_spec.cli.loading import load, load_baseline
 from medusa_spec.comparison import Comparison
@@ -45,6 +46,7 @@ def bench(
     """
     if not temperature >= 0:
         raise ConfigError(f"temperature must be 0 (greedy) or more, got {temperature}")
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature else {}
     path = packaged_prompts() if prompts is None else prompts
     asked = read_prompts(path, limit=limit, per_category=per_category)
     loaded = load(model, heads, drafter, dtype=dtype)
@@ -61,7 +63,7 @@ def bench(
         seed=seed,
         labels=loaded.labels | {"prompts": path.name},
         on_prompt=_progress,
-        **({"do_sample": True, "temperature": temperature} if temperature else {}),
+        **sampling,
     )
 
 

@@ -3,6 +3,7 @@
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from medusa_spec.formats.detect import layout_of
 from medusa_spec.formats.layout import Layout
 from medusa_spec.formats.rows import Rows, read_rows
 from medusa_spec.heads import HeadsConfig, Projection, TokenEmbedding, make_heads
+from medusa_spec.tree import chain_template
 
 ROUNDING = 2.0**-7
 """How far numbers of copies of one matrix may lie apart, relatively: by what rounding to bfloat16 does."""
@@ -48,32 +50,51 @@ def read_foreign(folder: Path, backbone: Backbone) -> tuple[MedusaConfig, State]
     """
     contents = read_contents(folder)
     layout = layout_of(contents)
+    read = contents.read(layout.names.values())
     rows = read_rows(contents, layout, backbone.vocab_size)
-    projection = backbone.projection()
+    projection, embedding = backbone.projection(), backbone.embedding()
     one = _one_lm_head(contents, layout, rows, projection.rows(rows.ids))
     own = layout.own_lm_heads or one is not None
-    config = HeadsConfig(
-        hidden_size=backbone.hidden_size,
-        vocab_size=backbone.vocab_size,
-        kind=layout.kind,
-        num_heads=layout.num_heads,
-        num_layers=layout.num_layers,
-        lm_head="own" if own else "shared",
-        lm_head_bias=layout.lm_head_bias if own else None,
-        draft_vocab_size=None if rows.ids is None else len(rows.ids),
-        residual=layout.residual,  # type: ignore[arg-type]  # HeadsConfig checks it
-    )
-    embedding = backbone.embedding()
-    state = _state(contents, layout, rows, one, _shapes(config, projection.rows(rows.ids), rows, embedding))
-    _match_scales(state, layout.logit_scale / projection.scale, embedding.scale)
+    try:
+        config = HeadsConfig(
+            hidden_size=backbone.hidden_size,
+            vocab_size=backbone.vocab_size,
+            kind=layout.kind,
+            num_heads=layout.num_heads,
+            num_layers=layout.num_layers,
+            lm_head="own" if own else "shared",
+            lm_head_bias=layout.lm_head_bias if own else None,
+            draft_vocab_size=None if rows.ids is None else len(rows.ids),
+            residual=layout.residual,  # type: ignore[arg-type]  # HeadsConfig checks it
+            options=_options(layout, read, backbone),
+        )
+        shapes = _shapes(config, projection.rows(rows.ids), rows, embedding)
+    except ValueError as error:
+        raise CheckpointError(f"{contents.folder}, {layout.format} heads: {error}") from error
+    state = _state(contents, layout, read, rows, one, shapes)
+    _match_scales(layout.kind, state, layout.logit_scale / projection.scale, embedding.scale)
     _compare_embedding(contents, layout, embedding)
+    _compare_copies(contents, layout)
     base = backbone.model.config.name_or_path or None if layout.with_target else _base(contents)
-    return MedusaConfig(heads=config, base_model_name_or_path=base, training={"format": layout.format}), state
+    tree = None if layout.chain is None else chain_template(layout.chain)
+    training = {"format": layout.format}
+    return MedusaConfig(heads=config, base_model_name_or_path=base, tree=tree, training=training), state
+
+
+def _options(layout: Layout, read: State, backbone: Backbone) -> dict[str, Any]:
+    """The family's options, which are found from shapes and the target's sizes."""
+    if layout.fit is None:
+        return {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in read.items()}
+    return layout.fit(shapes, backbone.hidden_size, getattr(backbone.config, "num_hidden_layers", None))
 
 
 def _base(contents: Contents) -> str | None:
     """The target's name in the config."""
     name = contents.config.get("base_model_name_or_path")
+    speculators = contents.config.get("speculators_config")
+    if isinstance(speculators, dict) and isinstance(speculators.get("verifier"), dict):
+        name = speculators["verifier"].get("name_or_path")
     return name if isinstance(name, str) and name else None
 
 
@@ -105,10 +126,14 @@ def _same(found: torch.Tensor, own: torch.Tensor) -> bool:
 
 
 def _state(
-    contents: Contents, layout: Layout, rows: Rows, one: torch.Tensor | None, shapes: dict[str, torch.Size]
+    contents: Contents,
+    layout: Layout,
+    read: State,
+    rows: Rows,
+    one: torch.Tensor | None,
+    shapes: dict[str, torch.Size],
 ) -> State:
-    names = dict(layout.names)
-    read = contents.read(names.values())
+    names = layout.names
     state: State = {} if rows.ids is None else {"draft_ids": rows.ids}
     for ours, shape in shapes.items():
         if ours in state:
@@ -143,15 +168,22 @@ def _check(contents: Contents, name: str, tensor: torch.Tensor, shape: torch.Siz
         raise CheckpointError(f"{contents.folder}: {name} is not finite; restore the file")
 
 
-def _match_scales(state: State, logits: float, embeddings: float) -> None:
+READS_EMBEDDINGS = {"hydra": (".first.weight", ".residual.weight"), "eagle": (".fc.weight",)}
+"""Families whose products read the target's embeddings as they are, and the names of those. EAGLE-3 norms them."""
+
+
+def _match_scales(kind: str, state: State, logits: float, embeddings: float) -> None:
     """Puts into the weights what the checkpoint's own code does to logits and embeddings otherwise than this target."""
     for name, tensor in state.items():
         if ".lm_head." in name and not math.isclose(logits, 1.0, rel_tol=1e-6):
             state[name] = (tensor.double() * logits).to(tensor.dtype)
-        if name.endswith((".first.weight", ".residual.weight")) and embeddings != 1.0:
-            hidden = len(tensor)
-            read = tensor[:, hidden:].double() / embeddings
-            state[name] = torch.cat([tensor[:, :hidden], read.to(tensor.dtype)], dim=1)
+        if name.endswith(READS_EMBEDDINGS.get(kind, ())) and embeddings != 1.0:
+            first, behind = tensor[:, : len(tensor)].double(), tensor[:, len(tensor) :].double()
+            if kind == "eagle":  # which has the embedding first, the others h
+                first = first / embeddings
+            else:
+                behind = behind / embeddings
+            state[name] = torch.cat([first, behind], dim=1).to(tensor.dtype)
 
 
 def _compare_embedding(contents: Contents, layout: Layout, embedding: TokenEmbedding) -> None:
@@ -171,3 +203,14 @@ def _compare_embedding(contents: Contents, layout: Layout, embedding: TokenEmbed
             "fine-tune them on this one",
             stacklevel=2,
         )
+
+
+def _compare_copies(contents: Contents, layout: Layout) -> None:
+    """What is written several times must say the same each time."""
+    read = contents.read([*layout.copies, *layout.copies.values()])
+    for name, original in layout.copies.items():
+        if not torch.equal(read[name], read[original]):
+            raise CheckpointError(
+                f"{contents.folder}: {name} must be a copy of {original}, as the heads are tied, but they differ; the "
+                "checkpoint is damaged, or its config is that of another"
+            )

@@ -4,8 +4,11 @@ from collections.abc import Callable
 
 from medusa_spec.errors import CheckpointError
 from medusa_spec.formats.contents import Contents
+from medusa_spec.formats.eagle import eagle_layout
+from medusa_spec.formats.eagle3 import eagle3_layout
 from medusa_spec.formats.hydra import hydra_layout
 from medusa_spec.formats.layout import Layout
+from medusa_spec.formats.mlp_speculator import mlp_speculator_layout
 from medusa_spec.formats.original import original_layout
 from medusa_spec.formats.others import refuse_by_config, refuse_by_names
 from medusa_spec.formats.tensorrt_llm import tensorrt_llm_layout
@@ -16,6 +19,9 @@ FORMATS: tuple[Callable[[Contents], Layout | None], ...] = (
     tensorrt_llm_layout,
     vllm_layout,
     original_layout,
+    eagle3_layout,
+    eagle_layout,
+    mlp_speculator_layout,
 )
 
 

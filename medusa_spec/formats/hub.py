@@ -1,5 +1,6 @@
 """Which files of a repository on the hub are heads, so that no target is downloaded with them. Reads no tensor."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ HEAD_KEYS = (
     "n_predict",
 )
 HEAD_TYPES = ("medusa", "mlp_speculator", "eagle")
-HEAD_CLASSES = ("MedusaModel", "MedusaForCausalLM")
+HEAD_CLASSES = re.compile(
+    r"Medusa(Model|ForCausalLM)|\w+ForCausalLMEagle3?|Eagle3?(Model|DraftModel|Speculator|\w+ForCausalLM)|MLPSpeculator\w*"
+)
 HEAD_NAMES = ("medusa_head.", "medusa_heads.")
 """Beginnings of the names of heads inside a full model."""
+DRAFT_NAMES = ("fc.weight", "midlayer.", "d2t", "speculator.", "emb.0.")
+"""Beginnings of names that only heads have, so that all shards are theirs."""
 
 
 def speaks_of_heads(config: Any) -> bool:
@@ -30,7 +35,7 @@ def speaks_of_heads(config: Any) -> bool:
         return False
     classes = (*(config.get("architectures") or ()), config.get("architecture"))
     keys = any(config.get(key) is not None for key in HEAD_KEYS)
-    return keys or config.get("model_type") in HEAD_TYPES or any(name in HEAD_CLASSES for name in classes)
+    return keys or config.get("model_type") in HEAD_TYPES or any(HEAD_CLASSES.fullmatch(str(name)) for name in classes)
 
 
 def fetch(repository: str, own: list[str], *, own_config: str) -> Path:
@@ -49,10 +54,12 @@ def fetch(repository: str, own: list[str], *, own_config: str) -> Path:
         return folder
     shards = _shards(folder)
     with_heads = sorted(file for file, names in shards.items() if any(name.startswith(HEAD_NAMES) for name in names))
+    if any(name.startswith(DRAFT_NAMES) for names in shards.values() for name in names):
+        with_heads = sorted(shards)
     if with_heads:
         return Path(snapshot_download(repository, allow_patterns=[CONFIG_FILE, "*.index.json", *with_heads]))
     config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
-    if not speaks_of_heads(config):
+    if not speaks_of_heads(config) and not _one_layer(config):
         raise CheckpointError(f"{repository} holds no {own_config}, and its {CONFIG_FILE} says nothing of heads")
     ignored = [*NO_WEIGHTS, *shards, "*.index.json", "*/*"]  # those shards are a target without heads
     for patterns in (["*.safetensors"], ["*.pt", "*.bin"]):
@@ -60,6 +67,11 @@ def fetch(repository: str, own: list[str], *, own_config: str) -> Path:
         if tensor_files(folder):
             break
     return folder
+
+
+def _one_layer(config: Any) -> bool:
+    """Whether a config is of a single decoder layer, as that of EAGLE-1, which says no more than this."""
+    return isinstance(config, dict) and config.get("num_hidden_layers") == 1
 
 
 def _shards(folder: Path) -> dict[str, list[str]]:

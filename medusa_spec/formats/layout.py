@@ -1,11 +1,16 @@
 """Which foreign tensor is which of ours: names and counts. Knows no tensor, and not the target."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from medusa_spec.errors import CheckpointError
 from medusa_spec.formats.contents import Contents
+
+Shapes = Mapping[str, tuple[int, ...]]
+Fit = Callable[[Shapes, int, int | None], dict[str, Any]]
+"""From the shapes of a checkpoint's tensors, the target's H and its number of layers to the options of a family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,11 @@ class Layout:
         token_map: Their name of the target ids that the LM head's rows stand for; None where those are all V.
         logit_scale: Factor on the logits.
         embedding: Their name of a copy of the target's input embeddings.
+        offsets: Their name of what must be added to the row numbers of LM heads to get the target's ids, instead of a
+            token map, and of a table over all V of which ids those are, where there is one.
+        copies: Their names of tensors that must be copies of others, to the names of those.
+        fit: Works out the family's options; None where it needs none.
+        chain: Guesses of a draft that has no tree; None is one of every head.
         with_target: The files hold the target's weights, too.
     """
 
@@ -43,6 +53,10 @@ class Layout:
     token_map: str | None = None
     logit_scale: float = 1.0
     embedding: str | None = None
+    offsets: tuple[str, str | None] | None = None
+    copies: dict[str, str] = field(default_factory=dict, repr=False)
+    fit: Fit | None = None
+    chain: int | None = None
     with_target: bool = False
 
 

@@ -6,17 +6,17 @@ from medusa_spec.errors import UnsupportedError
 from medusa_spec.formats.contents import Contents
 
 FAMILIES = {
-    "EAGLE": re.compile(r"midlayer\..*|fc\.(weight|bias)|d2t|t2d|parallel_draft_heads\..*"),
+    "EAGLE": re.compile(r"fc\.(weight|bias)|fusion_fc\.(weight|bias)|parallel_draft_heads\..*"),
     "MTP (multi-token prediction)": re.compile(r"(.*\.)?mtp(_layers|_block)?\..*|(.*\.)?(eh_proj|enorm|hnorm)\.weight"),
-    "MLP speculator": re.compile(r"(speculator\.)?(emb|proj|ln|head)\.\d+\.(weight|bias)"),
+    "MLP speculator": re.compile(r"speculator\..*|(ln|head)\.\d+\.(weight|bias)"),
 }
 """Families by the names of their tensors."""
 
 
 def refuse_by_config(contents: Contents) -> None:
-    """Raises UnsupportedError for checkpoints of `speculators`, whose config names the family."""
+    """Raises UnsupportedError for checkpoints of `speculators`, whose config names the family, but for EAGLE-3."""
     family = contents.config.get("speculators_model_type")
-    if family is not None:
+    if family not in (None, "eagle3"):
         raise _unsupported(contents, f"a {family} draft model in the format of `speculators`")
 
 
@@ -30,6 +30,6 @@ def refuse_by_names(contents: Contents) -> None:
 
 def _unsupported(contents: Contents, what: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{contents.folder} holds {what}, which this version does not support yet; use Medusa or Hydra heads, or train "
-        "some with `medusa-spec finetune`"
+        f"{contents.folder} holds {what}, which this version does not support yet; use heads of a kind that is read "
+        "(docs/formats.md), or train some with `medusa-spec finetune`"
     )

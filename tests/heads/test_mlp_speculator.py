@@ -37,7 +37,7 @@ def make(*, lm_head="shared", layers=1, heads=K, trained=False, **options):
 
 def published(heads, h, tokens, *, tied, scale_input):
     """The paper's recurrence, as it stands there, over tables and LM heads of the speculator's own."""
-    width, steps = h.shape[-1], tokens.shape[-1]
+    width, steps = heads.heads[0].first.out_features, tokens.shape[-1]
     state_weight = 0.5 ** (0.5 / steps)
     emb_weight = math.sqrt((1 - state_weight**2) * (width / 2))
 
@@ -137,3 +137,22 @@ def test_heads_without_tokens_are_an_error():
     heads, _ = make()
     with pytest.raises(ValueError, match="tokens must be given to mlp_speculator heads"):
         heads(torch.randn(H, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("inner_size", [None, 6, 12])
+@pytest.mark.parametrize("tied", [False, True])
+def test_lm_heads_may_read_the_state_of_any_width(tied, inner_size):
+    heads, whole = make(lm_head="own", layers=2, tied=tied, inner_size=inner_size, direct=True, own_embedding=True)
+    h, tokens = torch.randn(2, 5, H, dtype=torch.float64), torch.randint(0, V, (2, 5, K))
+    assert heads.head(1).lm_head.in_features == (inner_size or H) and not hasattr(heads.head(1), "out")
+    heads(h, tokens).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in heads.heads[0].lm_head.parameters())
+    plain, _ = make(lm_head="own", trained=True, tied=tied, inner_size=inner_size, direct=True, own_embedding=True)
+    expected = whole.scale * published(plain, h, tokens, tied=tied, scale_input=True)
+    torch.testing.assert_close(plain(h, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lm_head", ["shared", "low_rank"])
+def test_the_targets_lm_head_cannot_read_the_state(lm_head):
+    with pytest.raises(ValueError, match=f"direct must be False unless lm_head is 'own', got lm_head='{lm_head}'"):
+        make(lm_head=lm_head, direct=True)

@@ -33,8 +33,16 @@ def texts(rows=6, batch=2):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", TARGETS)
-def test_every_fresh_head_ranks_tokens_as_the_targets_lm_head_does_for_the_norm_of_h(name, tied):
+def test_every_fresh_head_is_the_targets_lm_head(name, tied):
     heads = make(name, tied=tied)
+    h, tokens = texts()
+    torch.testing.assert_close(heads(h, tokens), heads.projection(h).expand(K, -1, -1, -1))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", TARGETS)
+def test_as_published_a_fresh_head_ranks_tokens_as_the_targets_lm_head_does_for_the_norm_of_h(name, tied):
+    heads = make(name, tied=tied, from_h=False)
     h, tokens = texts()
     expected = heads.projection(h / h.square().mean(-1, keepdim=True).sqrt())
     logits = heads(h, tokens)
@@ -43,20 +51,11 @@ def test_every_fresh_head_ranks_tokens_as_the_targets_lm_head_does_for_the_norm_
         assert torch.equal(logits[k].argsort(-1), heads.projection(h).argsort(-1))
 
 
-def test_scale_is_the_size_at_which_features_begin():
-    h, tokens = texts()
-    for feature in make(scale=2.5).features(h, tokens):
-        torch.testing.assert_close(
-            feature.square().mean(-1).sqrt(), torch.full((2, 6), 2.5).double(), rtol=1e-4, atol=0
-        )
-    with pytest.raises(ValueError, match=r"scale must be above 0, got -1\.0"):
-        make(scale=-1.0)
-
-
+@pytest.mark.parametrize("from_h", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_gradients_reach_every_parameter(name, tied):
-    heads = make(name, moved=True, tied=tied)
+def test_gradients_reach_every_parameter(name, tied, from_h):
+    heads = make(name, moved=True, tied=tied, from_h=from_h)
     h, tokens = texts()
     sum(feature.square().sum() for feature in heads.features(h, tokens)).backward()
     assert [key for key, parameter in heads.named_parameters() if parameter.grad is None] == []

@@ -53,10 +53,18 @@ def run(layer, feature, vector, steps=1):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_fresh_layer_gives_the_features_norm(name):
-    layer = TargetLayer(decoder(name), scale=3.0).double()
+    layer = TargetLayer(decoder(name)).double()
     feature, vector = states(7)
-    expected = 3.0 * feature / feature.square().mean(-1, keepdim=True).sqrt()
+    expected = feature / feature.square().mean(-1, keepdim=True).sqrt()
     torch.testing.assert_close(run(layer, feature, vector), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_fresh_layer_without_those_norms_gives_the_feature(name):
+    layer = TargetLayer(decoder(name), normed=False).double()
+    feature, vector = states(7)
+    assert torch.equal(run(layer, feature, vector, steps=3), feature)
+    assert not any("hnorm" in key or "post_norm" in key for key in layer.state_dict())
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -6,6 +6,11 @@ from medusa_spec.errors import CheckpointError, UnsupportedError
 from medusa_spec.formats.detect import layout_of
 
 BLOCK = ("weight", "bias")
+LAYER = (
+    *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
+    *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+    "post_attention_layernorm.weight",
+)
 TENSORS = {
     "Medusa": [*(f"0.0.linear.{part}" for part in BLOCK), "0.1.weight"],
     "Medusa, version 2": [f"0.0.linear.{part}" for part in BLOCK],
@@ -20,6 +25,15 @@ TENSORS = {
         f"hydra_{module}.{part}"
         for module in ("mlp.0.0.linear", "mlp.0.0.res_connection", "lm_head.0")
         for part in BLOCK
+    ],
+    "EAGLE": ["fc.weight", *(f"layers.0.{name}" for name in LAYER)],
+    "EAGLE-3": [
+        *("fc.weight", "norm.weight", "midlayer.input_layernorm.weight", "midlayer.hidden_norm.weight"),
+        *(f"midlayer.{name}" for name in LAYER),
+    ],
+    "MLP speculator": [
+        *(f"speculator.{part}.0.weight" for part in ("emb", "proj", "ln", "head")),
+        "speculator.ln.0.bias",
     ],
 }
 
@@ -42,9 +56,9 @@ def test_heads_in_a_model_with_layers_of_another_family_are_found(names):
 
 def test_other_draft_models_are_refused_by_name(names):
     with pytest.raises(UnsupportedError, match="EAGLE"):
-        layout_of(names("fc.weight", "layers.0.mlp.up_proj.weight"))
+        layout_of(names("fc.weight", "fusion.mlp.up_proj.weight"))
     with pytest.raises(UnsupportedError, match="speculators"):
-        layout_of(names(*TENSORS["Medusa"], speculators_model_type="eagle3"))
+        layout_of(names(*TENSORS["Medusa"], speculators_model_type="dflash"))
 
 
 def test_what_holds_no_heads_is_named(names):

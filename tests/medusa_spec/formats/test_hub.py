@@ -123,3 +123,38 @@ def test_a_name_is_one_of_heads_if_its_config_speaks_of_them(config, tmp_path, m
     monkeypatch.setattr(checkpoint, "cached_file", lambda repository, file, **_: found.get(file))
     speaks = config == {"medusa_num_heads": 2}
     assert names_heads("org/somewhere") == names_heads(tmp_path) == speaks
+
+
+EAGLE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
+
+
+def test_a_config_of_one_layer_is_enough_to_download_but_does_not_speak_of_heads(served, randoms, write):
+    write(randoms({"fc.weight": (H, 2 * H)}), EAGLE, file="pytorch_model.bin")
+    assert not speaks_of_heads(EAGLE)
+    assert (fetch("org/heads", OWN, own_config=OWN[0]) / "pytorch_model.bin").is_file()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["LlamaForCausalLMEagle3"]},
+        {"architectures": ["Eagle3DraftModel"]},
+        {"architectures": ["EagleLlamaForCausalLM"]},
+        {"architectures": ["MLPSpeculatorPreTrainedModel"]},
+        {"model_type": "mlp_speculator"},
+        {"draft_vocab_size": 32000},
+    ],
+)
+def test_configs_of_draft_models_speak_of_heads(config):
+    assert speaks_of_heads(config)
+    assert not speaks_of_heads({"architectures": ["Eagle2_5_VLForConditionalGeneration"], "model_type": "eagle_2_5_vl"})
+
+
+@pytest.mark.parametrize("name", ["midlayer.mlp.up_proj.weight", "speculator.emb.0.weight", "fc.weight"])
+def test_shards_of_a_draft_model_are_all_downloaded(name, served, randoms, write):
+    write(randoms({"other.weight": (H,)}), {"draft_vocab_size": 3}, file="model-1.safetensors")
+    folder = write(randoms({name: (H,)}), file="model-2.safetensors")
+    index = {"weight_map": {"other.weight": "model-1.safetensors", name: "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    fetch("org/heads", OWN, own_config=OWN[0])
+    assert {"model-1.safetensors", "model-2.safetensors"} <= set(served)

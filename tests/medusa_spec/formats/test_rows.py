@@ -49,3 +49,32 @@ def test_rows_follow_the_ids_whether_they_are_cut_or_whole():
     assert rows.of(whole).tolist() == rows.of(whole[[9, 2, 5]]).tolist() == [2, 5, 9]
     assert rows.of(torch.arange(7)).tolist() == list(range(7))  # no shape that it knows
     assert torch.equal(Rows(ids=None, order=None, vocab_size=10).of(whole), whole)
+
+
+OFFSETS = replace(LAYOUT, token_map=None, offsets=("d2t", "t2d"))
+IDS = torch.tensor([0, 5, 9, 33, 70, 127])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("table", [torch.bool, torch.uint8], ids=str)
+def test_offsets_lead_from_rows_to_ids(dtype, table, write):
+    marks = torch.zeros(128, dtype=table)
+    marks[IDS] = 1
+    contents = read_contents(write({"d2t": (IDS - torch.arange(6)).to(dtype), "t2d": marks}))
+    for layout in (OFFSETS, replace(OFFSETS, offsets=("d2t", None))):
+        rows = read_rows(contents, layout, 128)
+        assert rows.ids.dtype == torch.int64 and torch.equal(rows.ids, IDS)
+        assert torch.equal(rows.of(torch.arange(6)), torch.arange(6))
+        assert len(rows.of(torch.arange(128))) == 128  # whose shape is an error later
+
+
+def test_offsets_of_nothing_are_no_draft_vocabulary(write):
+    layout = replace(OFFSETS, offsets=("d2t", None))
+    rows = read_rows(read_contents(write({"d2t": torch.zeros(128, dtype=torch.long)})), layout, 128)
+    assert rows.ids is None and rows.order is None
+
+
+@pytest.mark.parametrize("offsets", [torch.zeros(0, dtype=torch.long), torch.zeros(2, 3).long(), torch.zeros(6).bool()])
+def test_offsets_of_no_rows_are_refused(offsets, write):
+    with pytest.raises(CheckpointError, match="d2t must hold an int64 for each row of the LM head, got shape"):
+        read_rows(read_contents(write({"d2t": offsets})), replace(OFFSETS, offsets=("d2t", None)), 128)
