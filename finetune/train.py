@@ -111,7 +111,11 @@ def start_heads(
     projection = backbone.projection().rows(ids).to(torch.float32)
     torch.manual_seed(config.seed)  # `low_rank` draws its `down`
     embedding = backbone.embedding().to(torch.float32, projection.weight.device)
-    return make_heads(sizes, projection, ids, embedding).float().to(projection.weight.device)
+    try:
+        heads = make_heads(sizes, projection, ids, embedding)
+    except ValueError as error:  # MTP heads are made of the target's own layers, which may not lend themselves to it
+        raise ConfigError(f"kind {sizes.kind!r} cannot be trained for this target: {error}") from error
+    return heads.float().to(projection.weight.device)
 
 
 def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> DraftHeads:

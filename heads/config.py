@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 LMHead = Literal["shared", "own", "low_rank"]
-KINDS = ("medusa", "hydra", "mlp_speculator", "recurrent", "eagle", "eagle3", "fused")
+KINDS = ("medusa", "hydra", "mlp_speculator", "recurrent", "eagle", "eagle3", "mtp", "fused")
 LM_HEADS: tuple[LMHead, ...] = ("shared", "own", "low_rank")
 Residual = Literal["identity", "linear"]
 RESIDUALS: tuple[Residual, ...] = ("identity", "linear")

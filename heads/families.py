@@ -15,10 +15,12 @@ from medusa_spec.heads.hydra import HydraHeads, HydraLevels
 from medusa_spec.heads.levels import LevelHeads
 from medusa_spec.heads.medusa import MedusaHeads
 from medusa_spec.heads.mlp_speculator import SpeculatorHeads, SpeculatorLevels
+from medusa_spec.heads.mtp import MtpHeads, MtpOptions
 from medusa_spec.heads.options import read_options
 from medusa_spec.heads.projection import Projection
 from medusa_spec.heads.recurrent import RecurrentHeads, RecurrentLevels
 from medusa_spec.heads.sizes import LayerSizes, TapOptions, sizes_of, usual_taps
+from medusa_spec.heads.target_config import more_layers
 
 FAMILIES: dict[str, type[DraftHeads]] = {
     "medusa": MedusaHeads,
@@ -27,6 +29,7 @@ FAMILIES: dict[str, type[DraftHeads]] = {
     "recurrent": RecurrentHeads,
     "eagle": EagleHeads,
     "eagle3": Eagle3Heads,
+    "mtp": MtpHeads,
     "fused": FusedHeads,
 }
 """`HeadsConfig.kind` to the class."""
@@ -67,10 +70,13 @@ def fitted_options(kind: str, options: Mapping[str, Any], target: Any) -> dict[s
         target: Config of the target's decoder.
     """
     family = FAMILIES[kind].Options
+    given = {name: value for name, value in options.items() if value is not None}
+    if family is MtpOptions and target is not None:
+        return {"decoder": more_layers(target)} | given
     if not issubclass(family, LayerSizes):
         return dict(options)
     found = sizes_of(target)
     layers = getattr(target, "num_hidden_layers", None)
     if issubclass(family, TapOptions) and isinstance(layers, int):
         found["taps"] = usual_taps(layers)
-    return found | {name: value for name, value in options.items() if value is not None}
+    return found | given

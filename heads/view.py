@@ -47,6 +47,24 @@ class View(ABC):
             [B, T, Hq * D].
         """
 
+    @abstractmethod
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds keys and values of this pass, for layers that attend by themselves; as a Hugging Face cache has it.
+
+        Returns:
+            All keys and values so far, [B, Hkv, S, D].
+        """
+
+    @abstractmethod
+    def seen(self) -> torch.Tensor:
+        """Bool [T, S]: which of those keys each row of this pass sees."""
+
+    @abstractmethod
+    def places(self) -> torch.Tensor:
+        """Int64 [S]: their places in the text, for layers with a window."""
+
     def room(self, heads: int, dim: int, dtype: torch.dtype) -> Room | None:
         """Room for the rows' keys and values, to be filled instead of calling `attend`; None where there is none.
 
@@ -112,15 +130,21 @@ class UnrolledView(View):
         return self
 
     def seen(self) -> torch.Tensor:
-        """Bool [T, T], or without `own` [T, (step + 1) * T]: what the rows of this pass see of those so far."""
+        """See `View`; S is T, or without `own` (step + 1) * T."""
         rows = self._first[0]
         gap = rows[:, None] - rows[None, :]
         if self.own:
             return (gap >= self.step) | (gap == 0)
         return torch.cat([gap >= 0, *[gap == 0] * self.step], dim=1)
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, *args: object) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds keys and values of this pass; all of them [B, Hkv, S, D], as a Hugging Face cache returns them."""
+    def places(self) -> torch.Tensor:
+        """See `View`."""
+        return torch.cat([self._first[0] + step for step in range(self.step * self.own, self.step + 1)])
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `View`."""
         self._keys.append(key)
         self._values.append(value)
         return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)

@@ -16,6 +16,7 @@ from medusa_spec.drafters import Drafter, HeadsDrafter, NgramDrafter
 from medusa_spec.errors import ConfigError
 from medusa_spec.generation import generate
 from medusa_spec.heads import DraftHeads, HeadsConfig, MedusaHeads
+from medusa_spec.mtp import NATIVE, native_heads
 from medusa_spec.prepare import Prepared, prepare
 from medusa_spec.probe import probe
 from medusa_spec.static_decoding import StaticSteps
@@ -38,8 +39,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
     Args:
         model: A Hugging Face causal LM, loaded any way: quantised, sharded, with a PEFT adapter active.
         heads: Trained heads: `DraftHeads` of any family, or what `load_heads` takes, other projects' checkpoints among
-            them. None makes untrained Medusa heads, which begin as the target's own LM head, unless the drafter needs
-            none.
+            them; `"mtp"` for the MTP layers that the target's own checkpoint ships. None makes untrained Medusa heads,
+            which begin as the target's own LM head, unless the drafter needs none.
         drafter: `"heads"`, `"ngram"` (needs no training) or a `Drafter` of your own.
         tree: Template for the heads; None takes the one saved with them.
         probe: Check on attaching that tree passes of this model are exact; off only if you have just seen it pass.
@@ -81,6 +82,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
         self._trained = [module for module in self.target.modules() if module.training]
         try:
             self.target.requires_grad_(False).eval()
+            if isinstance(heads, str) and heads == NATIVE:
+                heads = native_heads(self.backbone, None if tree is None else tree.depth)
             if prepare:
                 self.prepared = _prepare(self.target, self.backbone.lm_head)
             if probe:

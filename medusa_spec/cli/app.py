@@ -34,7 +34,12 @@ class LMHead(str, Enum):
     low_rank = "low_rank"
 
 
-Heads = Annotated[str | None, typer.Option(help="Heads: a folder, a packaged name or a hub id.", metavar="NAME")]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help='Heads: a folder, a packaged name or a hub id; "mtp": layers that the checkpoint ships.', metavar="NAME"
+    ),
+]
 Drafter = Annotated[str | None, typer.Option(help='Draft by something else: "ngram" needs no training.')]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest continuation, in tokens.")]
 DraftNodes = Annotated[int | None, typer.Option(min=0, help="Most draft nodes per pass; default: the heads' own tree.")]
@@ -159,7 +164,7 @@ def finetune(
     init_from: Annotated[str | None, typer.Option(help="Trained heads to start from: folder, name or hub id.")] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="Family: medusa, hydra, mlp_speculator, recurrent, eagle or eagle3.", metavar="NAME"),
+        typer.Option(help="Family: medusa, hydra, mlp_speculator, recurrent, eagle, eagle3 or mtp.", metavar="NAME"),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="Setting that this family alone has, as name=value; repeatable.")

@@ -20,11 +20,13 @@ class TextMemory:
     Attributes:
         length: Slots of the text.
         end: Slots in use; what lies behind the text is a draft's, and is dropped by `drop_draft`.
+        places: Place in the text of every slot, as views note it.
     """
 
     def __init__(self) -> None:
         self.length = self.end = 0
         self.keys = self.values = torch.empty(0)
+        self.places: list[int] = []
 
     def add(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows [1, Hkv, M, D]; all keys and values so far, views [1, Hkv, end, D]."""
@@ -74,13 +76,13 @@ class TextView(View):
     """
 
     def __init__(self, memory: TextMemory, positions: Sequence[int], mask: torch.Tensor) -> None:
-        self.memory, self.mask = memory, mask
+        self.memory, self.mask, self._rows = memory, mask, positions
         self.positions = torch.tensor([positions], device=mask.device)
         self.last = max(positions, default=0)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See `View`; B is 1."""
-        return attention(query, *self.memory.add(key, value), self.mask)
+        return attention(query, *self.update(key, value), self.mask)
 
     def room(self, heads: int, dim: int, dtype: torch.dtype) -> Room | None:
         """See `View`; on the CPU."""
@@ -90,9 +92,20 @@ class TextView(View):
         start = memory.claim(len(self.mask), heads, dim, dtype)
         return Room(keys=memory.keys, values=memory.values, start=start, mask=self.mask.contiguous(), last=self.last)
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, *args: object) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds keys and values; all of them, as a Hugging Face cache returns them."""
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `View`."""
+        self.memory.places[self.memory.end :] = self._rows
         return self.memory.add(key, value)
+
+    def seen(self) -> torch.Tensor:
+        """See `View`."""
+        return self.mask
+
+    def places(self) -> torch.Tensor:
+        """See `View`."""
+        return torch.tensor([*self.memory.places[: self.memory.end], *self._rows], device=self.mask.device)
 
 
 def text_mask(start: int, rows: int, gap: int, device: torch.device) -> torch.Tensor:
