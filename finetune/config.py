@@ -49,6 +49,8 @@ class FinetuneConfig:
         depth_decay: Weight of head k in the loss is `depth_decay ** k`.
         unroll: Steps of a draft that are trained, for heads that attend with one layer for all steps: later ones, up to
             K, go on as they have learnt; None trains all.
+        unroll_ramp: Share of the training over which the steps that are trained grow from one to `unroll`: later steps
+            learn little before the first has, and cost as much.
         feature_weight: Weight of the distance between guessed features and the target's beside the cross-entropy; for
             EAGLE-1 heads.
         save_steps: Steps between training checkpoints: what a kill can cost.
@@ -96,6 +98,7 @@ class FinetuneConfig:
     max_grad_norm: float = 1.0
     depth_decay: float = 0.8
     unroll: int | None = None
+    unroll_ramp: float = 0.0
     feature_weight: float = 0.0
     save_steps: int = 200
     seed: int = 0
@@ -161,7 +164,20 @@ class FinetuneConfig:
         if self.dtype not in get_args(DType):
             raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}, got {self.dtype!r}")
 
+    def unroll_at(self, progress: float) -> int | None:
+        """Steps trained at a share of the training in 0..1; None for all.
+
+        ```
+        unroll 3, ramp 0.6      progress 0 … 0.3: 1      0.3 … 0.6: 2      0.6 … 1: 3
+        ```
+        """
+        if self.unroll is None or self.unroll_ramp == 0:
+            return self.unroll
+        return min(self.unroll, 1 + int(progress / self.unroll_ramp * (self.unroll - 1)))
+
     def _check_unroll(self) -> None:
+        if not 0 <= self.unroll_ramp < 1 or (self.unroll_ramp and self.unroll is None):
+            raise ConfigError(f"unroll_ramp must be in 0..1, and 0 without unroll, got {self.unroll_ramp}")
         if self.unroll is None:
             return
         if type(self.unroll) is not int or not 1 <= self.unroll <= self.num_heads:

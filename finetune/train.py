@@ -23,7 +23,7 @@ from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, mos
 
 _DEPENDS_ON = (
     "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate "
-    "weight_decay warmup max_grad_norm depth_decay unroll feature_weight save_steps seed"
+    "weight_decay warmup max_grad_norm depth_decay unroll unroll_ramp feature_weight save_steps seed"
 ).split()
 
 

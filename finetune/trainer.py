@@ -25,8 +25,9 @@ class HeadsTrainer(Trainer):
 
     model: TrainedHeads
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, config: FinetuneConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.config = config
         self.head_losses: list[torch.Tensor] = []
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
@@ -34,6 +35,7 @@ class HeadsTrainer(Trainer):
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
         """The weighted loss, unless a head's is not a number."""
+        self.model.unroll = self.config.unroll_at(self.state.global_step / max(1, self.state.max_steps))
         out = model(**inputs)
         finite = out["losses"].isfinite()
         if not finite.all():
@@ -48,7 +50,8 @@ class HeadsTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds each head's loss since the last log."""
         if "loss" in logs and self.head_losses:
-            means = torch.stack(self.head_losses).mean(0).tolist()
+            trained = min(len(losses) for losses in self.head_losses)  # the number of steps may have grown
+            means = torch.stack([losses[:trained] for losses in self.head_losses]).mean(0).tolist()
             logs |= {f"loss_head_{k}": round(value, 4) for k, value in enumerate(means)}
             self.head_losses = []
         super().log(logs, *args, **kwargs)
@@ -143,6 +146,7 @@ def train_heads(
         train_dataset=batches,
         data_collator=only_item,
         callbacks=[watch],
+        config=config,
     )
     watch.trainer = trainer
     checkpoint = last_complete_checkpoint(folder)

@@ -19,8 +19,8 @@ class StepParts:
     """What a step is made of, for whoever computes it another way.
 
     ```
-    entered = [vector_norm(vector), feature_norm(feature)]     x = join(entered), which then enters; or the feature,
-    next feature = layer(x, entered)                               normed or not
+    entered = [vector_norm(vector), feature_norm(feature)]     x = join(entered), or feature + join(entered), whose norm
+    next feature = layer(x, entered)                               then enters; without a join the feature, normed or not
     ```
 
     Attributes:
@@ -29,6 +29,8 @@ class StepParts:
         vector_norm: Of the embeddings, or None.
         feature_norm: Of the features, or None.
         normed_residual: Without a join, x is the feature's norm.
+        added: The feature is added to the join.
+        input_norm: Of x before it enters, with a join, or None.
     """
 
     layer: DraftLayer
@@ -36,6 +38,8 @@ class StepParts:
     vector_norm: nn.RMSNorm | None = None
     feature_norm: nn.RMSNorm | None = None
     normed_residual: bool = False
+    added: bool = False
+    input_norm: nn.RMSNorm | None = None
 
 
 class AutoregressiveHead(Head):
@@ -70,7 +74,9 @@ class AutoregressiveHead(Head):
         if parts.join is None:
             return parts.layer(normed if parts.normed_residual else feature, entered, view)
         x = parts.join(entered)
-        return parts.layer(x, x, view)
+        if parts.added:
+            x = feature + x
+        return parts.layer(x, x if parts.input_norm is None else parts.input_norm(x), view)
 
 
 class AutoregressiveHeads(DraftHeads):

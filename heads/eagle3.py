@@ -12,7 +12,6 @@ from medusa_spec.heads.draft_layer import DraftLayer
 from medusa_spec.heads.norm import unit_scale
 from medusa_spec.heads.projection import Projection
 from medusa_spec.heads.sizes import TapOptions
-from medusa_spec.heads.view import View
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads
+from medusa_spec.heads.autoregressive import AutoregressiveHead, AutoregressiveHeads, StepParts
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.draft_layer import DraftLayer
 from medusa_spec.heads.norm import unit_scale
 from medusa_spec.heads.projection import Projection
 from medusa_spec.heads.sizes import TapOptions
-from medusa_spec.heads.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +65,16 @@ class FusedHead(AutoregressiveHead):
             raise ValueError("layers must be given to fused heads that tap some, got none")
         return h + self.fuse(unit_scale(layers).flatten(-2))
 
-    def step(self, feature: torch.Tensor, vector: torch.Tensor, view: View) -> torch.Tensor:
+    def parts(self) -> StepParts:
         """See `AutoregressiveHead`."""
-        x = feature + self.join(torch.cat([self.token_norm(vector), self.feature_norm(feature)], dim=-1))
-        return self.layer(x, self.input_layernorm(x), view)
+        return StepParts(
+            layer=self.layer,
+            join=self.join,
+            vector_norm=self.token_norm,
+            feature_norm=self.feature_norm,
+            added=True,
+            input_norm=self.input_layernorm,
+        )
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """The LM head reads the feature itself."""

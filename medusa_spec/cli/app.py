@@ -173,6 +173,9 @@ def finetune(
     unroll: Annotated[
         int | None, typer.Option(help="Steps of a draft that are trained, where one layer serves all; default: all.")
     ] = None,
+    unroll_ramp: Annotated[
+        float | None, typer.Option(help="Share of the training over which these steps grow from one to --unroll.")
+    ] = None,
     feature_weight: Annotated[
         float | None, typer.Option(help="Weight of guessed features beside guessed tokens, for eagle.")
     ] = None,
@@ -216,6 +219,7 @@ def finetune(
         "options": tuple(option) if option else None,
         "num_heads": num_heads,
         "unroll": unroll,
+        "unroll_ramp": unroll_ramp,
         "feature_weight": feature_weight,
         "num_layers": num_layers,
         "lm_head": lm_head.value if lm_head else None,

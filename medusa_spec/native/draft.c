@@ -1,7 +1,7 @@
 /* A step of a draft in one parallel region: what its layer reads, and the layer.
  *
- *     entered = [norm(vector), norm(feature)]        x = join(entered), which is then what enters; without a join, the
- *                                                    feature or its norm
+ *     entered = [norm(vector), norm(feature)]        x = join(entered), or feature + join(entered), which is then what
+ *                                                    enters, or its norm; without a join, the feature or its norm
  *
  * Rounded where the modules round, as in layer.c.
  */
@@ -14,6 +14,7 @@ struct draft {
     struct linear join;                    /* weight NULL: none */
     struct layer layer;                    /* its entered is set here */
     int normed_residual;                   /* without a join */
+    int added;                             /* with a join: to the feature */
 };
 
 enum { DRAFT_PHASES = 1 + LINEAR_PHASES + 1 + LAYER_PHASES };
@@ -50,9 +51,13 @@ static void draft_team(struct team *team, const struct draft *d, element *out, f
     }
     layer.entered = entered;
     if (d->join.weight) {
-        NAME(linear_team)(team, &d->join, entered, NULL, x, nodes);
-        for (long r; (r = next_task(team, nodes)) >= 0;) widen(x + r * hidden, joined + r * hidden, hidden);
-        layer.entered = joined;
+        NAME(linear_team)(team, &d->join, entered, d->added ? d->features : NULL, x, nodes);
+        if (layer.first_norm.weight) { /* the layer's own, of x */
+            layer.entered = NULL;
+        } else {
+            for (long r; (r = next_task(team, nodes)) >= 0;) widen(x + r * hidden, joined + r * hidden, hidden);
+            layer.entered = joined;
+        }
     }
     NAME(layer_team)(team, &layer, d->join.weight || d->normed_residual ? x : d->features, out, scratch);
 }

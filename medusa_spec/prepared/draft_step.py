@@ -45,8 +45,11 @@ class FastStep:
         if parts.join is not None:
             call.join = self._linear(parts.join)
         call.normed_residual = parts.normed_residual and parts.join is None
+        call.added = parts.added and parts.join is not None
         layer, attended = call.layer, call.layer.attention
         layer.hidden, layer.activation = own.o_proj.out_features, ACTIVATIONS.index("silu")
+        if parts.input_norm is not None:
+            layer.first_norm = _norm(parts.input_norm)
         layer.second_norm = _norm(parts.layer.post_attention_layernorm)
         layer.qkv = self._joined(own, "q_proj", "k_proj", "v_proj")
         layer.gate_up = self._joined(mlp, "gate_proj", "up_proj")
@@ -133,7 +136,9 @@ def _known(parts: StepParts) -> bool:
     own, mlp = layer.self_attn, layer.mlp
     products = [own.q_proj, own.k_proj, own.v_proj, own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     products += [] if parts.join is None else [parts.join]
-    norms = [layer.post_attention_layernorm, parts.vector_norm, parts.feature_norm]
+    if parts.join is None and (parts.added or parts.input_norm is not None):
+        return False
+    norms = [layer.post_attention_layernorm, parts.vector_norm, parts.feature_norm, parts.input_norm]
     if not all(type(product) is nn.Linear and product.weight.is_cpu for product in products):
         return False
     if not all(norm is None or RECORD in norm.__dict__ for norm in norms):

@@ -78,6 +78,7 @@ class DraftCall(ctypes.Structure):
         ("join", LinearCall),
         ("layer", LayerCall),
         ("normed_residual", _INT),
+        ("added", _INT),
     )
 
 
