@@ -19,8 +19,8 @@ class StepParts:
     """What a step is made of, for whoever computes it another way.
 
     ```
-    entered = [vector_norm(vector), feature_norm(feature)]     x = join(entered), or feature + join(entered), whose norm
-    next feature = layer(x, entered)                               then enters; without a join the feature, normed or not
+    entered = [vector_norm(vector), feature_norm(feature)]   x = join(entered), or feature + join(entered), whose norm
+    next feature = layer(x, entered)                             then enters; without a join the feature, or its norm
     ```
 
     Attributes:
