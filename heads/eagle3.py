@@ -20,27 +20,31 @@ class Eagle3Options(LayerSizes):
     """What EAGLE-3 heads can be told.
 
     Attributes:
-        taps: Layers of the target whose inputs are read, from 0, as `"2,15,27"`: a low, a middle and a high one.
+        taps: Layers of the target whose inputs are read, from 0, as `"2,15,27"`: a low, a middle and a high one; or the
+            number of a single one.
         tied: One layer for all depths, as published; otherwise one for each.
         norm_taps: Bring every tapped layer to a root mean square of one first: they differ tenfold. Published heads
             were trained without.
     """
 
-    taps: str = ""
+    taps: str | int = ""
     tied: bool = True
     norm_taps: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "taps", str(self.taps))
         try:
-            self.layers  # noqa: B018 (reads them)
+            layers = self.layers
         except ValueError as error:
             raise ValueError(f"taps must be numbers of layers with commas between, got {self.taps!r}") from error
+        if list(layers) != sorted({layer for layer in layers if layer >= 0}):
+            raise ValueError(f"taps must be numbers of layers from 0 that rise, got {self.taps!r}")
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The tapped layers as numbers."""
-        return tuple(int(part) for part in self.taps.split(",")) if self.taps else ()
+        return tuple(int(part) for part in str(self.taps).split(",")) if self.taps else ()
 
 
 def usual_taps(layers: int) -> str:
@@ -64,22 +68,24 @@ class Eagle3Head(AutoregressiveHead):
         config: Sizes.
         projection: The target's LM head.
         options: The layer's sizes, and the taps.
+        joins: Whether drafts begin with this step: it alone has W.
     """
 
-    def __init__(self, config: HeadsConfig, projection: Projection, options: Eagle3Options) -> None:
+    def __init__(
+        self, config: HeadsConfig, projection: Projection, options: Eagle3Options, *, joins: bool = True
+    ) -> None:
         super().__init__(config, projection)
         hidden, sizes = config.hidden_size, options.filled(config.hidden_size)
         eps, taps = float(sizes.rms_norm_eps or 0.0), max(1, len(options.layers))
         self.taps, self.norm_taps = len(options.layers), options.norm_taps
-        self.fc = nn.Linear(taps * hidden, hidden, bias=False)
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.hidden_norm = nn.RMSNorm(hidden, eps=eps)
         self.layer = DraftLayer(hidden, sizes, inputs=2 * hidden)
         self.norm = nn.RMSNorm(hidden, eps=eps)
-        with torch.no_grad():
-            self.fc.weight.zero_()
-            for tap in range(taps):
-                self.fc.weight[:, tap * hidden : (tap + 1) * hidden].fill_diagonal_(1.0 / taps)
+        if joins:
+            self.fc = nn.Linear(taps * hidden, hidden, bias=False)
+            with torch.no_grad():
+                self.fc.weight.copy_(torch.eye(hidden).repeat(1, taps) / taps)
 
     def begin(self, h: torch.Tensor, layers: torch.Tensor | None) -> torch.Tensor:
         """The fused layers [..., L, H]; without taps h stands for them."""
@@ -114,5 +120,5 @@ class Eagle3Heads(AutoregressiveHeads):
         return options.layers
 
     def make_head(self, k: int) -> Any:
-        """All steps are alike."""
-        return Eagle3Head(self.config, self.projection, self.options)
+        """All steps are alike, but that the first one joins the taps."""
+        return Eagle3Head(self.config, self.projection, self.options, joins=k == 0)

@@ -70,4 +70,6 @@ def sizes_of(config: Any) -> dict[str, Any]:
     heads, keys = found.get("num_attention_heads"), found.get("num_key_value_heads")
     if heads is not None and keys is not None and heads % keys:
         del found["num_key_value_heads"]
+    if found.get("head_dim", 0) % 2:  # of learnt positions; those of a head rotate pairs
+        del found["head_dim"]
     return found
