@@ -156,7 +156,8 @@ def finetune(
     source: Annotated[list[str] | None, typer.Option(help="Keep only records of this source; repeatable.")] = None,
     init_from: Annotated[str | None, typer.Option(help="Trained heads to start from: folder, name or hub id.")] = None,
     kind: Annotated[
-        str | None, typer.Option(help="Family: medusa, hydra, mlp_speculator, recurrent, eagle, eagle3.", metavar="NAME")
+        str | None,
+        typer.Option(help="Family: medusa, hydra, mlp_speculator, recurrent, eagle or eagle3.", metavar="NAME"),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="Setting that this family alone has, as name=value; repeatable.")
