@@ -122,10 +122,12 @@ def in_order(store: StateStore, *, attends: bool, batch_positions: int = 2048) -
             yield {"h": rows.h, "targets": rows.targets}
         return
     batch: list[Text] = []
-    for text in store.texts():  # of falling length
-        if batch and (len(batch) + 1) * max(batch[0].length, text.length) > batch_positions:
+    width = 0
+    for text in store.texts():  # of falling length, unless some were known before: see `reuse`
+        width = max(width, text.length)
+        if batch and (len(batch) + 1) * width > batch_positions:
             yield store.batch(batch)
-            batch = []
+            batch, width = [], text.length
         batch.append(text)
     if batch:
         yield store.batch(batch)

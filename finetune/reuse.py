@@ -39,9 +39,9 @@ class KnownStates:
         ours |= {"whole": True} if whole else {}
         ours |= {"taps": list(taps)} if taps else {}
         for name, value in ours.items():
-            if theirs[name] != value:
+            if theirs.get(name) != value:  # an older version did not note all of them
                 raise ConfigError(
-                    f"states_from must be a run with {name} {value!r}, the one in {output} has {theirs[name]!r}; "
+                    f"states_from must be a run with {name} {value!r}, the one in {output} has {theirs.get(name)!r}; "
                     "leave states_from out to read the states anew"
                 )
         self._folder, self._whole, self._taps = output / "states", whole, bool(taps)

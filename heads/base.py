@@ -106,9 +106,9 @@ class DraftHeads(nn.Module, ABC):
             K tensors [..., H].
         """
 
-    def forward(self, h: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Draft logits of every head, [K, ..., draft vocabulary]; arguments as for `features`."""
-        features = self.features(h, tokens)
+    def forward(self, h: torch.Tensor, tokens: torch.Tensor | None = None, **given: Any) -> torch.Tensor:
+        """Draft logits of every head, [K, ..., draft vocabulary]; arguments as for the family's `features`."""
+        features = self.features(h, tokens, **given)
         return torch.stack([self.head(k).logits(z, self.projection) for k, z in enumerate(features)])
 
     def vectors(self, tokens: torch.Tensor | None) -> torch.Tensor:

@@ -48,23 +48,25 @@ class Eagle3Head(AutoregressiveHead):
         config: Sizes.
         projection: The target's LM head.
         options: The layer's sizes, and the taps.
+        joins: Whether drafts begin with this step: it alone has W.
     """
 
-    def __init__(self, config: HeadsConfig, projection: Projection, options: Eagle3Options) -> None:
+    def __init__(
+        self, config: HeadsConfig, projection: Projection, options: Eagle3Options, *, joins: bool = True
+    ) -> None:
         super().__init__(config, projection)
         hidden, sizes = config.hidden_size, options.filled(config.hidden_size)
         eps, taps = float(sizes.rms_norm_eps or 0.0), max(1, len(options.layers))
         self.taps, self.from_h = len(options.layers), options.from_h
         self.norm_before_residual = options.norm_before_residual
-        self.fc = nn.Linear(taps * hidden, hidden, bias=False)
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.hidden_norm = nn.RMSNorm(hidden, eps=eps)
         self.layer = DraftLayer(hidden, sizes, inputs=2 * hidden)
         self.norm = nn.Identity() if options.from_h else nn.RMSNorm(hidden, eps=eps)
-        with torch.no_grad():
-            self.fc.weight.zero_()
-            for tap in () if options.from_h else range(taps):
-                self.fc.weight[:, tap * hidden : (tap + 1) * hidden].fill_diagonal_(1.0 / taps)
+        if joins:
+            self.fc = nn.Linear(taps * hidden, hidden, bias=False)
+            with torch.no_grad():
+                self.fc.weight.copy_(torch.eye(hidden).repeat(1, taps) * (0.0 if options.from_h else 1.0 / taps))
 
     def begin(self, h: torch.Tensor, layers: torch.Tensor | None) -> torch.Tensor:
         """The fused layers [..., L, H], with h where features are to be it; without taps h stands for them."""
@@ -104,5 +106,5 @@ class Eagle3Heads(AutoregressiveHeads):
         return options.layers
 
     def make_head(self, k: int) -> Any:
-        """All steps are alike."""
-        return Eagle3Head(self.config, self.projection, self.options)
+        """All steps are alike, but that the first one joins the taps."""
+        return Eagle3Head(self.config, self.projection, self.options, joins=k == 0)

@@ -41,13 +41,16 @@ class FusedHead(AutoregressiveHead):
         config: Sizes.
         projection: The target's LM head.
         options: The layer's sizes, and the taps.
+        begins: Whether drafts begin with this step: it alone has V.
     """
 
-    def __init__(self, config: HeadsConfig, projection: Projection, options: FusedOptions) -> None:
+    def __init__(
+        self, config: HeadsConfig, projection: Projection, options: FusedOptions, *, begins: bool = True
+    ) -> None:
         super().__init__(config, projection)
         hidden, sizes = config.hidden_size, options.filled(config.hidden_size)
         eps, taps = float(sizes.rms_norm_eps or 0.0), len(options.layers)
-        if taps:
+        if taps and begins:
             self.fuse = nn.Linear(taps * hidden, hidden, bias=False)
             nn.init.zeros_(self.fuse.weight)
         self.join = nn.Linear(2 * hidden, hidden, bias=False)
@@ -97,5 +100,5 @@ class FusedHeads(AutoregressiveHeads):
         return options.layers
 
     def make_head(self, k: int) -> Any:
-        """All steps are alike."""
-        return FusedHead(self.config, self.projection, self.options)
+        """All steps are alike, but that the first one fuses the taps."""
+        return FusedHead(self.config, self.projection, self.options, begins=k == 0)

@@ -68,22 +68,26 @@ class TapOptions(LayerSizes):
     """Of families that also read layers of the target.
 
     Attributes:
-        taps: Layers of the target whose inputs are read, from 0, as `"2,15,27"`: a low, a middle and a high one.
+        taps: Layers of the target whose inputs are read, from 0, as `"2,15,27"`: a low, a middle and a high one; or the
+            number of a single one.
     """
 
-    taps: str = ""
+    taps: str | int = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "taps", str(self.taps))
         try:
-            self.layers  # noqa: B018 (reads them)
+            layers = self.layers
         except ValueError as error:
             raise ValueError(f"taps must be numbers of layers with commas between, got {self.taps!r}") from error
+        if list(layers) != sorted({layer for layer in layers if layer >= 0}):
+            raise ValueError(f"taps must be numbers of layers from 0 that rise, got {self.taps!r}")
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The tapped layers as numbers."""
-        return tuple(int(part) for part in self.taps.split(",")) if self.taps else ()
+        return tuple(int(part) for part in str(self.taps).split(",")) if self.taps else ()
 
 
 def usual_taps(layers: int) -> str:
@@ -109,4 +113,6 @@ def sizes_of(config: Any) -> dict[str, Any]:
     heads, keys = found.get("num_attention_heads"), found.get("num_key_value_heads")
     if heads is not None and keys is not None and heads % keys:
         del found["num_key_value_heads"]
+    if found.get("head_dim", 0) % 2:  # of learnt positions; those of a head rotate pairs
+        del found["head_dim"]
     return found

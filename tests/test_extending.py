@@ -16,6 +16,7 @@ from medusa_spec.finetune.store import make_targets
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import LEVELS, HeadsConfig, Projection, TokenEmbedding, families, make_heads
 from medusa_spec.heads import config as heads_config
+from medusa_spec.heads.sizes import LayerSizes
 from medusa_spec.testing import tiny_model
 from medusa_spec.tree import chain_template
 
@@ -117,5 +118,10 @@ def test_the_files_that_the_page_names_exist() -> None:
 
 def test_every_family_and_its_options_stand_in_the_pages_table() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", PAGE, re.MULTILINE))
+    (sizes,) = re.findall(r"^\*Layer\* stands for .*?:\n(.*?)\.$", PAGE, re.MULTILINE | re.DOTALL)
+    layer = re.findall(r"`(\w+)`", sizes)
+    assert layer == list(LayerSizes.__dataclass_fields__)
     for kind, family in families.FAMILIES.items():
-        assert re.findall(r"`(\w+)`", rows[kind]) == list(family.Options.__dataclass_fields__)
+        options = list(family.Options.__dataclass_fields__)
+        assert rows[kind].strip().startswith("layer") == issubclass(family.Options, LayerSizes)
+        assert (layer if "layer" in rows[kind] else []) + re.findall(r"`(\w+)`", rows[kind]) == options

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 from medusa_spec.tree.shape import TreeShape, shape_of
@@ -39,19 +40,26 @@ class Growth:
     width: int = 4
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pass_seconds", tuple((int(size), float(s)) for size, s in self.pass_seconds))
+        object.__setattr__(self, "pass_seconds", tuple((size, float(seconds)) for size, seconds in self.pass_seconds))
         for name in ("token_seconds", "temperature"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0 <= self.level_seconds < inf:
+            raise ValueError(f"level_seconds must be 0 or more, got {self.level_seconds}")
         for name in ("hit", "coverage"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in 0..1 and above 0, got {getattr(self, name)}")
         for name in ("beam", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be an integer of 1 or more, got {value!r}")
         sizes = [size for size, _ in self.pass_seconds]
-        if len(sizes) < 2 or sizes != sorted(set(sizes)) or sizes[0] != 1:
+        if len(sizes) < 2 or sizes != sorted(set(sizes)) or sizes[0] != 1 or {*map(type, sizes)} != {int}:
             raise ValueError(f"pass_seconds must hold two or more sizes N, rising from 1, got {sizes}")
+        if not all(0 < seconds < inf for _, seconds in self.pass_seconds):
+            raise ValueError(
+                f"pass_seconds must hold times above 0, got {[seconds for _, seconds in self.pass_seconds]}"
+            )
 
     def seconds(self, size: int) -> float:
         """T(N), linear between the measured sizes and beyond the last."""

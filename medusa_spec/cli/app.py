@@ -164,7 +164,9 @@ def finetune(
     init_from: Annotated[str | None, typer.Option(help="Trained heads to start from: folder, name or hub id.")] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="Family: medusa, hydra, mlp_speculator, recurrent, eagle, eagle3 or mtp.", metavar="NAME"),
+        typer.Option(
+            help="Family: medusa, hydra, mlp_speculator, recurrent, eagle, eagle3, mtp or fused.", metavar="NAME"
+        ),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="Setting that this family alone has, as name=value; repeatable.")

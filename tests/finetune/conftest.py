@@ -2,14 +2,17 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from medusa_spec.files import write_json
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.store import StateStore, kept_positions, shard_path, write_shard
+from medusa_spec.finetune.tokens import TokenWriter
 from medusa_spec.testing import save_tiny_model
 
 WORDS = "red blue green cat dog house tree sun moon runs sleeps eats finds sees one two three".split()
@@ -85,3 +88,47 @@ def finished(make_config: Callable[..., FinetuneConfig], tmp_path_factory: pytes
     config = make_config(tmp_path_factory.mktemp("finished") / "run")
     run_pipeline(config)
     return config
+
+
+def build_store(
+    output: Path,
+    masks: Sequence[Sequence[bool]],
+    *,
+    whole: bool = True,
+    taps: tuple[int, ...] = (),
+    num_heads: int = 3,
+    per_shard: int = 3,
+    hidden: int = 8,
+    order: Sequence[int] | None = None,
+) -> StateStore:
+    """A store of random states over conversations of random tokens; see `make_store`."""
+    writer = TokenWriter(output / "data", "train", shard_tokens=40)
+    for mask in masks:
+        writer.add(torch.randint(1, 50, (len(mask),)).tolist(), list(mask))
+    writer.flush()
+    write_json(output / "data" / "manifest.json", {"splits": {"train": writer.counts()}})
+    if order is None:  # as the states stage reads them
+        order = sorted(range(len(masks)), key=lambda number: -len(masks[number]))
+    sizes = []
+    for shard, start in enumerate(range(0, len(order), per_shard)):
+        numbers = order[start : start + per_shard]
+        places = [kept_positions(torch.tensor(masks[number], dtype=torch.bool), whole=whole) for number in numbers]
+        counts = torch.tensor([len(kept) for kept in places])
+        columns = {
+            "h": torch.randn(int(counts.sum()), hidden).bfloat16(),
+            "conversation": torch.tensor(numbers).repeat_interleave(counts).to(torch.int32),
+            "position": torch.cat(places).to(torch.int32),
+        }
+        if taps:
+            columns["layers"] = torch.randn(int(counts.sum()), len(taps), hidden).bfloat16()
+        write_shard(shard_path(output / "states", "train", shard), columns)
+        sizes.append(int(counts.sum()))
+    manifest = {"hidden_size": hidden, "whole": whole, "taps": list(taps), "splits": {"train": sizes}}
+    write_json(output / "states" / "manifest.json", manifest)
+    return StateStore(output, "train", num_heads)
+
+
+@pytest.fixture(scope="session")
+def make_store() -> Callable[..., StateStore]:
+    """`make_store(folder, masks, whole=..., taps=...)`: a store over conversations with these masks."""
+    return build_store

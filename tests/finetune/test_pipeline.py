@@ -46,8 +46,10 @@ def test_a_finished_run_is_left_as_it_is(finished: FinetuneConfig) -> None:
 
 
 def test_a_changed_setting_is_refused_and_named(finished: FinetuneConfig) -> None:
-    with pytest.raises(ConfigError, match=r"'states'.*num_heads was 3, is 2.*redo"):
+    with pytest.raises(ConfigError, match=r"'train'.*num_heads was 3, is 2.*redo"):
         run_pipeline(replace(finished, num_heads=2))
+    with pytest.raises(ConfigError, match=r"'states'.*batch_tokens was 1024, is 512.*redo"):
+        run_pipeline(replace(finished, batch_tokens=512))
     with pytest.raises(ConfigError, match=r"'train'.*learning_rate was 0.001, is 0.01"):
         run_pipeline(replace(finished, learning_rate=0.01))
 

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from medusa_spec.backbone import TargetStates
+from medusa_spec.errors import ConfigError
+from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
 from medusa_spec.finetune.states import plan_shards, run_states
@@ -29,12 +32,13 @@ class StoppingTarget:
     def __init__(self, config: FinetuneConfig, passes: int) -> None:
         self.real, self.left = Target(config).backbone, passes
         self.hidden_size, self.device, self.backbone = self.real.hidden_size, self.real.device, self
+        self.config = self.real.config
 
-    def hidden_states(self, input_ids: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
+    def states(self, input_ids: torch.Tensor, attention_mask: Any = None, *, taps: Any = ()) -> TargetStates:
         self.left -= 1
         if self.left < 0:
             raise Stop
-        return self.real.hidden_states(input_ids, attention_mask)
+        return self.real.states(input_ids, attention_mask, taps=taps)
 
 
 @pytest.fixture
@@ -79,30 +83,75 @@ def test_two_processes_from_both_ends_give_the_same_bits(config: FinetuneConfig)
 def test_stored_states_are_those_of_single_passes(config: FinetuneConfig) -> None:
     target = Target(config)
     run_states(config, target)
-    data, store = TokenData(Path(config.output) / "data", "train"), StateStore(Path(config.output) / "states", "train")
-    assert len(store.h) > 2 and len(store) > 1000
+    data, store = TokenData(Path(config.output) / "data", "train"), StateStore(Path(config.output), "train", 3)
+    assert len(store.h) > 2 and len(store) > 1000 and not store.layers
     row = 0
     for number in store.conversations[0].unique_consecutive()[:6].tolist():
         conversation = data[number]
         mask = conversation.mask.tolist()
-        wanted = [t for t in range(len(mask)) if any(mask[t + 2 : t + 2 + config.num_heads])]
+        wanted = [t for t in range(len(mask) - 1) if mask[t + 1]]
         alone = target.backbone.hidden_states(conversation.input_ids[None].long())[0, wanted]
         part = store.rows(torch.arange(row, row + len(wanted)))
         torch.testing.assert_close(part.h.float(), alone, rtol=2**-7, atol=1e-2)
-        assert part.targets[0, 1:].ge(0).any()
+        assert part.targets[:, 0].ge(0).all()
         row += len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "taps"), [("eagle", {}, ()), ("eagle3", {}, (0, 1)), ("eagle3", {"taps": "1"}, (1,))]
+)
+def test_families_that_attend_get_whole_texts_and_the_layers_that_they_tap(
+    config: FinetuneConfig, kind: str, options: dict[str, Any], taps: tuple[int, ...]
+) -> None:
+    config = replace(config, kind=kind, options=options)
+    target = Target(config)
+    manifest = run_states(config, target)
+    assert manifest["whole"] is True and tuple(manifest["taps"]) == taps
+    data, store = TokenData(Path(config.output) / "data", "train"), StateStore(Path(config.output), "train", 3)
+    assert len(store) == sum(data.lengths()) and store.taps == taps
+    for text in store.texts()[::40]:
+        conversation = data[int(store.conversations[text.shard][text.start])]
+        outputs = target.model(conversation.input_ids[None].long(), output_hidden_states=True)
+        batch = store.batch([text])
+        h = target.backbone.hidden_states(conversation.input_ids[None].long())
+        torch.testing.assert_close(batch["h"].float(), h, rtol=2**-7, atol=1e-2)
+        for place, tap in enumerate(taps):
+            layer = outputs.hidden_states[tap]
+            torch.testing.assert_close(batch["layers"][:, :, place].float(), layer, rtol=2**-7, atol=1e-2)
+
+
+def test_a_stopped_and_resumed_run_over_whole_texts_gives_the_same_bits(config: FinetuneConfig) -> None:
+    config = replace(config, kind="eagle3")
+    stopped = copied(config, "stopped")
+    run_states(config, Target(config))
+    with pytest.raises(Stop):
+        run_states(stopped, StoppingTarget(stopped, 9))
+    before = len(shards(stopped))
+    run_states(stopped, Target(stopped))
+    assert shards(stopped) == shards(config) and 0 < before < len(shards(config))
+
+
+def test_states_of_another_form_are_not_taken_for_those_wanted(config: FinetuneConfig) -> None:
+    run_states(config, Target(config))
+    with pytest.raises(ConfigError, match="'states'.*whole was False, is True"):
+        run_states(replace(config, kind="eagle"), Target(config))
+    whole = copied(config, "whole")
+    stages.forget(Path(whole.output), "states")
+    run_states(replace(whole, kind="eagle"), Target(whole))
+    with pytest.raises(ConfigError, match=r"'states'.*taps was \[\], is \[0, 1\]"):
+        run_states(replace(whole, kind="eagle3"), Target(whole))
 
 
 def test_stored_states_choose_what_the_target_chooses_next(config: FinetuneConfig) -> None:
     """The alignment: the LM head on a row's h is the target's guess of column 0, the token after it."""
     target = Target(config)
     run_states(config, target)
-    store = StateStore(Path(config.output) / "states", "train")
+    store = StateStore(Path(config.output), "train", 3)
     data = TokenData(Path(config.output) / "data", "train")
     conversation = data[int(store.conversations[0][0])]
     logits = target.model(conversation.input_ids[None].long()).logits[0]
     rows = store.rows(torch.arange(int((store.conversations[0] == store.conversations[0][0]).sum())))
-    positions = [t for t in range(len(conversation.mask)) if conversation.mask[t + 2 : t + 2 + config.num_heads].any()]
+    positions = [t for t in range(len(conversation.mask) - 1) if conversation.mask[t + 1]]
     guesses = target.backbone.lm_head(rows.h.float())
     agree = (guesses.argmax(-1) == logits[positions].argmax(-1)).float().mean()
     assert agree > 0.9  # bfloat16 may tip near ties

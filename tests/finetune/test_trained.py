@@ -8,6 +8,7 @@ import torch
 from medusa_spec.backbone import Backbone
 from medusa_spec.finetune.store import make_targets
 from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.heads import FAMILIES as heads_of
 from medusa_spec.heads import HeadsConfig, MedusaHeads, Projection, TokenEmbedding, make_heads
 from medusa_spec.heads.config import KINDS
 from medusa_spec.testing import tiny_model
@@ -18,6 +19,8 @@ IDS = torch.tensor([1, 4, 5, 9, 12, 19])
 
 FAMILIES = [
     *((kind, {}) for kind in KINDS),
+    ("eagle", {"tied": False}),
+    ("eagle3", {"tied": False, "taps": "0,1"}),
     ("mlp_speculator", {"tied": True, "own_embedding": True, "inner_size": 5}),
     ("recurrent", {"tied": False}),
 ]
@@ -51,24 +54,43 @@ def make(
     return TrainedHeads(heads, depth_decay=0.8)
 
 
-@pytest.mark.parametrize(("kind", "options"), FAMILIES)
-@pytest.mark.parametrize("num_layers", [1, 2])
+def batch_of(model: TrainedHeads, rows: int, length: int = 7) -> dict[str, torch.Tensor]:
+    """Random rows as the family takes them: positions [T, …], or texts [B, T, …] for those that attend."""
+    lead = (rows, length) if model.heads.attends else (rows * length,)
+    targets = torch.randint(0, V, (*lead, K + 1), dtype=torch.int32)
+    batch = {"h": torch.randn(*lead, H), "targets": targets}
+    if model.heads.attends:
+        batch["tokens"] = targets[..., :-1].long()
+        if model.heads.taps:
+            batch["layers"] = torch.randn(*lead, len(model.heads.taps), H)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "num_layers"),
+    [(kind, options, n) for kind, options in FAMILIES for n in (1, 2) if n == 1 or not heads_of[kind].attends],
+    ids=str,
+)
 @pytest.mark.parametrize("lm_head", ["shared", "own", "low_rank"])
 def test_losses_are_the_cross_entropies_of_the_heads_own_logits(
-    lm_head: str, num_layers: int, kind: str, options: dict[str, Any]
+    lm_head: str, kind: str, options: dict[str, Any], num_layers: int
 ) -> None:
     model = make(lm_head, num_layers, kind=kind, options=options)
-    h, targets = torch.randn(7, H), torch.randint(0, V, (7, K + 1), dtype=torch.int32)
-    targets[2, 2:] = targets[5, 3:] = -100
-    logits = model.heads(h, targets[:, :-1].long().clamp_min(0))
-    total = torch.zeros(())
+    batch = batch_of(model, 2)
+    flat = batch["targets"].view(-1, K + 1)
+    flat[0] = flat[8] = IDS[: K + 1]
+    flat[2, 2:] = flat[5, 3:] = flat[9:12] = -100
+    tokens = batch.get("tokens", batch["targets"][..., :-1].long().clamp_min(0))
+    extra = {"layers": batch["layers"]} if "layers" in batch else {}
+    logits = model.heads(batch["h"], tokens, **extra).view(K, -1, DRAFT)
+    found, total = model(**batch), torch.zeros(())
     for k in range(K):
-        places = [IDS.tolist().index(t) if t in IDS.tolist() else -100 for t in targets[:, k + 1].tolist()]
-        if max(places) >= 0:
-            expected = torch.nn.functional.cross_entropy(logits[k], torch.tensor(places), ignore_index=-100)
-            torch.testing.assert_close(model(h, targets)["losses"][k], expected.detach())
-            total = total + 0.8**k * expected
-    torch.testing.assert_close(model(h, targets)["loss"], total)
+        places = [IDS.tolist().index(t) if t in IDS.tolist() else -100 for t in flat[:, k + 1].tolist()]
+        assert max(places) >= 0
+        expected = torch.nn.functional.cross_entropy(logits[k], torch.tensor(places), ignore_index=-100)
+        torch.testing.assert_close(found["losses"][k], expected.detach())
+        total = total + 0.8**k * expected
+    torch.testing.assert_close(found["loss"], total)
 
 
 def test_sequential_heads_learn_nothing_behind_a_token_that_is_not_known() -> None:
@@ -107,7 +129,77 @@ def test_identity_start_loss_is_that_of_the_targets_own_guess() -> None:
 @pytest.mark.parametrize(("kind", "options"), FAMILIES)
 def test_only_the_heads_are_trained_and_every_one_of_them(kind: str, options: dict[str, Any]) -> None:
     model = make("own", kind=kind, options=options)
-    targets = torch.tensor([[4, 4, 9, 12]] * 5, dtype=torch.int32)
-    model(torch.randn(5, H), targets)["loss"].backward()
+    batch = batch_of(model, 2)
+    batch["targets"][:] = torch.tensor([4, 4, 9, 12], dtype=torch.int32)
+    model(**batch)["loss"].backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     assert not model.heads.projection.weight.requires_grad
+
+
+@pytest.mark.parametrize(("kind", "options"), [("eagle", {}), ("eagle", {"tied": False}), ("eagle3", {"taps": "0,1"})])
+def test_prompts_are_read_but_not_learnt(kind: str, options: dict[str, Any]) -> None:
+    """A text whose first half is a prompt: its tokens and states are seen by all that follows, and have no loss."""
+    model = make(kind=kind, options=options)
+    batch = batch_of(model, 1)
+    batch["targets"][:] = torch.tensor([4, 4, 9, 12], dtype=torch.int32)
+    batch["targets"][:, :3] = -100
+    before = model(**batch)
+    batch["targets"][:, 3:] = -100
+    assert model(**batch)["losses"].abs().max() == 0
+    batch["targets"][:, 3:] = torch.tensor([4, 4, 9, 12], dtype=torch.int32)
+    for name in ("tokens", "layers" if model.heads.taps else "h"):
+        moved = batch[name].clone()
+        moved[:, 1] = (moved[:, 1] + 1) % V if name == "tokens" else moved[:, 1] + 1.0
+        assert not torch.allclose(model(**(batch | {name: moved}))["losses"], before["losses"])
+
+
+@pytest.mark.parametrize("unroll", [1, 2, 3])
+def test_fewer_steps_are_the_first_heads_losses_and_ranks_are_of_all(unroll: int) -> None:
+    whole, cut = make(kind="eagle"), make(kind="eagle")
+    cut.heads, cut.unroll = whole.heads, unroll
+    batch = batch_of(whole, 2)
+    expected, found = whole(**batch), cut(**batch)
+    assert len(found["losses"]) == unroll and torch.equal(found["losses"], expected["losses"][:unroll])
+    torch.testing.assert_close(found["loss"], (found["losses"] * 0.8 ** torch.arange(unroll)).sum())
+    assert len(cut.features(**batch)) == K  # what is not given a number of steps draws all
+
+
+@pytest.mark.parametrize("unroll", [None, 2])
+def test_features_are_held_near_the_targets_where_they_are_to_stand(unroll: int | None) -> None:
+    """Step k at row t stands for h of row t + 1 + k, if all tokens up to there and the one after it are answers."""
+    plain = make(kind="eagle")
+    mimicking = TrainedHeads(plain.heads, depth_decay=0.8, feature_weight=2.5, unroll=unroll)
+    plain.unroll = unroll
+    batch = batch_of(plain, 3)
+    batch["targets"][0, 2:4] = -100
+    batch["targets"][1, 5:] = -100  # a shorter text
+    batch["targets"][2, :, 2:] = -100  # nothing to stand for at depths of two and more
+    features, targets = plain.features(**batch, steps=unroll), batch["targets"].tolist()
+    expected = plain(**batch)["loss"]
+    for k in range(unroll or K):
+        found = []
+        for row in range(3):
+            for t in range(7 - 1 - k):
+                if min(targets[row][t][: k + 2]) >= 0:
+                    gap = (features[k][row, t] - batch["h"][row, t + 1 + k]).abs()
+                    found.append(torch.where(gap < 1, 0.5 * gap * gap, gap - 0.5).mean())
+        assert found
+        expected = expected + 2.5 * 0.8**k * torch.stack(found).mean()
+    torch.testing.assert_close(mimicking(**batch)["loss"], expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_texts_shorter_than_a_draft_have_a_distance_of_zero_with_a_gradient(length: int) -> None:
+    model = TrainedHeads(make(kind="eagle").heads, depth_decay=0.8, feature_weight=1.0)
+    batch = batch_of(model, 2, length)
+    loss = model(**batch)["loss"]
+    loss.backward()
+    assert loss.isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_layers_are_handed_on_only_where_some_are_tapped() -> None:
+    """The store of another family may hold some."""
+    model = make(kind="eagle")
+    batch = batch_of(model, 1)
+    loss = model(**batch)["loss"]
+    assert torch.equal(model(**batch, layers=torch.randn(1, 7, 2, H))["loss"], loss)

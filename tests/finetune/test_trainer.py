@@ -28,7 +28,7 @@ def fresh(finished: FinetuneConfig, config: FinetuneConfig) -> TrainedHeads:
 
 
 def stores(finished: FinetuneConfig) -> list[StateStore]:
-    return [StateStore(Path(finished.output) / "states", split) for split in ("train", "held_out")]
+    return [StateStore(Path(finished.output), split, 3) for split in ("train", "held_out")]
 
 
 def test_training_learns(finished: FinetuneConfig, make_config: MakeConfig, tmp_path: Path) -> None:

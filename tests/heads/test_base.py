@@ -36,7 +36,7 @@ def test_state_round_trips_bit_for_bit(kind):
     for parameter in first.parameters():
         torch.nn.init.normal_(parameter)
     second.load_state_dict(first.state_dict())
-    h, tokens = torch.randn(3, H), torch.randint(0, V, (3, 2))
+    h, tokens = torch.randn(1, 3, H), torch.randint(0, V, (1, 3, 2))  # a text, for families that attend
     assert torch.equal(first(h, tokens), second(h, tokens))
 
 
@@ -54,10 +54,18 @@ def test_an_option_that_the_family_does_not_know_is_refused(kind):
         make_heads(config(kind, options={"no_such": 1}), Projection(weight=torch.randn(V, H)), None, EMBEDDING)
 
 
-@pytest.mark.parametrize("kind", ["mlp_speculator", "recurrent"])
+@pytest.mark.parametrize("kind", ["mlp_speculator", "recurrent", "eagle", "eagle3"])
 def test_tied_heads_are_one_module(kind):
     for tied in (True, False):
         options = {"tied": tied}
         heads = make_heads(config(kind, options=options), Projection(weight=torch.randn(V, H)), None, EMBEDDING)
         assert heads.num_sets == len(heads.heads) == (1 if tied else 2)
         assert (heads.head(0) is heads.head(1)) == tied
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_families_that_attend_read_layers_of_the_target(kind):
+    heads = make_heads(config(kind), Projection(weight=torch.randn(V, H)), None, EMBEDDING)
+    assert heads.taps == heads.taps_of(heads.options) == ()  # none unless they are told
+    assert heads.sequential or not heads.attends
+    assert heads.attends or not heads.mimics

@@ -301,7 +301,7 @@ def test_a_finished_rank_goes_on_until_the_others_are(wrapped, ids, monkeypatch)
     )
     passes = []
     verify = wrapped.backbone.verify
-    monkeypatch.setattr(wrapped.backbone, "verify", lambda *a: passes.append(1) or verify(*a))
+    monkeypatch.setattr(wrapped.backbone, "verify", lambda *a, **k: passes.append(1) or verify(*a, **k))
     out = wrapped.generate(ids, do_sample=False, max_new_tokens=6, synced_gpus=True)
     assert out.shape[1] == 15
     assert len(passes) == wrapped.last_stats.passes + 2
