@@ -1,10 +1,11 @@
-"""EAGLE-3 heads begin by guessing what the LM head reads in the mean of the tapped layers."""
+"""EAGLE-3 heads begin as the target's own LM head, or as published by what it reads in the mean of tapped layers."""
 
 import pytest
 import torch
 
 from medusa_spec.heads.config import LM_HEADS
-from medusa_spec.heads.eagle3 import Eagle3Options, usual_taps
+from medusa_spec.heads.eagle3 import Eagle3Options
+from medusa_spec.heads.sizes import usual_taps
 from medusa_spec.heads.view import UnrolledView
 
 H, V, K, EPS = 8, 20, 3, 1e-5
@@ -20,42 +21,54 @@ def random_text(taps=2):
     return h, tokens, torch.randn(2, 5, taps, H, dtype=torch.float64) * scales
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": False}, {"norm_taps": False}], ids=str)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("lm_head", LM_HEADS)
+@pytest.mark.parametrize("taps", ["", "1", "0,3"])
+def test_every_fresh_head_is_the_targets_lm_head(make, lm_head, tied, taps):
+    heads, whole = make("eagle3", lm_head=lm_head, taps=taps, tied=tied)
+    h, tokens, layers = random_text(len(heads.taps))
+    found = heads(h, tokens, layers=layers if taps else None)
+    torch.testing.assert_close(found, whole(h).expand(K, -1, -1, -1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("lm_head", LM_HEADS)
 @pytest.mark.parametrize("taps", ["1", "0,3", "0,1,5"])
-def test_every_fresh_head_guesses_by_the_mean_of_the_taps(make, lm_head, options, taps):
-    heads, whole = make("eagle3", lm_head=lm_head, taps=taps, **options)
+def test_every_fresh_head_as_published_guesses_by_the_mean_of_the_taps(make, lm_head, tied, taps):
+    heads, whole = make("eagle3", lm_head=lm_head, taps=taps, tied=tied, from_h=False)
     h, tokens, layers = random_text(1 + taps.count(","))
-    of_one_scale = unit(layers, 1e-6) if options.get("norm_taps", True) else layers
-    expected = whole(unit(of_one_scale.mean(-2), EPS))
     found = heads(h, tokens, layers=layers)
+    expected = whole(unit(layers.mean(-2), EPS))
     torch.testing.assert_close(found, expected.expand(K, -1, -1, -1), rtol=1e-6, atol=1e-6)
 
 
 def test_without_taps_h_stands_for_them(make):
-    heads, whole = make("eagle3")
+    heads, whole = make("eagle3", from_h=False)
     h, tokens, _ = random_text()
     assert heads.taps == () and not heads.mimics
     expected = whole(unit(h, EPS)).expand(K, -1, -1, -1)
     torch.testing.assert_close(heads(h, tokens), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_head_with_taps_does_not_read_h(make):
-    heads, _ = make("eagle3", trained=True, taps="0,1")
+def test_a_head_with_taps_as_published_does_not_read_h(make):
+    heads, _ = make("eagle3", trained=True, taps="0,1", from_h=False)
     h, tokens, layers = random_text()
     assert torch.equal(heads(h, tokens, layers=layers), heads(h + 1, tokens, layers=layers))
 
 
-def test_the_layer_reads_norms_of_token_and_feature_and_its_stream_is_the_feature(make):
-    heads, _ = make("eagle3", trained=True, taps="0,1")
+@pytest.mark.parametrize("from_h", [False, True])
+def test_the_layer_reads_norms_of_token_and_feature_and_its_stream_is_the_feature(make, from_h):
+    heads, _ = make("eagle3", trained=True, taps="0,1", from_h=from_h)
     head, (h, tokens, layers) = heads.head(0), random_text()
-    feature = unit(layers, 1e-6).flatten(-2) @ head.fc.weight.T
+    read = (unit(layers, 1e-6) if from_h else layers).flatten(-2) @ head.fc.weight.T
+    feature = h + read if from_h else read
     vectors = heads.embedding(tokens[..., 0])
     entered = torch.cat(
         [unit(vectors, EPS) * head.input_layernorm.weight, unit(feature, EPS) * head.hidden_norm.weight], -1
     )
     out = head.layer(feature, entered, UnrolledView(2, 5, h.device).next())
-    torch.testing.assert_close(heads.features(h, tokens, layers)[0], unit(out, EPS) * head.norm.weight)
+    expected = out if from_h else unit(out, EPS) * head.norm.weight
+    torch.testing.assert_close(heads.features(h, tokens, layers)[0], expected)
 
 
 def test_layers_must_be_given_where_some_are_tapped(make):

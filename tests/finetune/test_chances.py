@@ -1,0 +1,69 @@
+"""Chances of a draft are calibrated by the truths of stored states."""
+
+import pytest
+import torch
+
+from medusa_spec.finetune.chances import TEMPERATURES, measure_chances
+from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.heads import HeadsConfig, Projection, TokenEmbedding, make_heads
+
+H, V, K = 6, 12, 2
+
+
+def model_and_batch(scale: float, draft_ids: torch.Tensor | None = None, rows: int = 4000):
+    """Fresh Hydra heads, which guess by the LM head from h, over truths drawn from that very distribution."""
+    torch.manual_seed(0)
+    projection = Projection(weight=torch.randn(V, H))
+    config = HeadsConfig(
+        hidden_size=H,
+        vocab_size=V,
+        kind="hydra",
+        num_heads=K,
+        draft_vocab_size=None if draft_ids is None else len(draft_ids),
+    )
+    embedding = TokenEmbedding(weight=torch.randn(V, H))
+    heads = make_heads(config, projection.rows(draft_ids), draft_ids, embedding)
+    h = torch.randn(rows, H)
+    truths = torch.multinomial((projection(h) / scale).softmax(-1), K + 1, replacement=True)
+    return TrainedHeads(heads, depth_decay=1.0), {"h": h, "targets": truths.to(torch.int32)}
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5, 2.0])
+def test_the_temperature_is_that_of_the_truths(temperature: float) -> None:
+    model, batch = model_and_batch(temperature)
+    found = measure_chances(model, [batch], 10_000).temperature
+    place = TEMPERATURES.index(temperature)
+    assert found in TEMPERATURES[max(0, place - 1) : place + 2]
+
+
+def test_coverage_is_the_share_of_truths_in_the_draft_vocabulary() -> None:
+    ids = torch.tensor([0, 3, 4, 7, 9])
+    model, batch = model_and_batch(1.0, ids)
+    inside = torch.isin(batch["targets"][:, 1:], ids)
+    assert measure_chances(model, [batch], 10_000).coverage == pytest.approx(float(inside.float().mean()))
+    assert measure_chances(model_and_batch(1.0)[0], [batch], 10_000).coverage == 1.0
+
+
+def test_hit_is_the_first_guesss_share_below_right_ones() -> None:
+    model, batch = model_and_batch(1.0)
+    logits = model.heads(batch["h"], batch["targets"][:, :-1].long())
+    right = (logits[1].argmax(1) == batch["targets"][:, 2]).float().mean()
+    assert measure_chances(model, [batch], 10_000).hit == pytest.approx(float(right), abs=1e-6)
+
+
+def test_positions_without_a_target_count_for_nothing() -> None:
+    model, batch = model_and_batch(1.0, rows=200)
+    before = measure_chances(model, [batch], 10_000)
+    longer = {"h": torch.cat([batch["h"], torch.randn(50, H)])}
+    longer["targets"] = torch.cat([batch["targets"], torch.full((50, K + 1), -100, dtype=torch.int32)])
+    assert measure_chances(model, [longer], 10_000) == before
+
+
+def test_no_more_batches_are_read_than_asked_for() -> None:
+    model, batch = model_and_batch(1.0, rows=100)
+
+    def batches():
+        yield batch
+        raise AssertionError("one was enough")
+
+    measure_chances(model, batches(), 100)
