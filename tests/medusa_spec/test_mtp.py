@@ -20,6 +20,8 @@ from medusa_spec.drafters import HeadsDrafter
 from medusa_spec.drafters.base import ReadStates
 from medusa_spec.drafters.choice import Choice, Chosen
 from medusa_spec.errors import CheckpointError, UnsupportedError
+from medusa_spec.finetune import FinetuneConfig
+from medusa_spec.finetune.train import start_heads
 from medusa_spec.heads import DraftHeads, HeadsConfig, fitted_options, make_heads
 from medusa_spec.heads.view import UnrolledView
 from medusa_spec.mtp import STEPS, _findable, native_heads
@@ -349,6 +351,22 @@ def test_shipped_layers_are_saved_as_heads_and_load_without_the_checkpoint(
     wrapped.save_pretrained(tmp_path)
     again = MedusaModel(wrapped.detach(), tmp_path, tree=TREE)
     assert torch.equal(answer_of(again, ids), text) and again.last_stats.mu == mu
+
+
+@pytest.mark.parametrize("key", [("deepseek_v3", 3), ("glm4_moe", 1)], ids=lambda key: f"{key[0]}-{key[1]}")
+def test_shipped_layers_are_trained_on_from_where_they_are(
+    key: tuple[str, int], shipped: dict[tuple[str, int], Path], tmp_path: Path
+) -> None:
+    wrapped = MedusaModel(load(shipped[key]), heads="mtp", tree=TREE, probe=False)
+    wrapped.save_pretrained(tmp_path)
+    options = {"tied": key[1] == 1, "from_h": False}
+    settings = FinetuneConfig(
+        model="m", data=("d",), output="o", kind="mtp", num_heads=3, options=options, init_from=str(tmp_path)
+    )
+    heads = start_heads(settings, wrapped.backbone, torch.ones(128), frozenset({2}))
+    assert all(parameter.requires_grad for parameter in heads.parameters())
+    for name, tensor in wrapped.heads.state_dict().items():
+        assert torch.equal(heads.state_dict()[name], tensor.float()), name
 
 
 def test_shipped_layers_are_found_on_a_target_that_is_then_prepared(
