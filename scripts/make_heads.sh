@@ -17,6 +17,7 @@ MODEL=${MODEL:-$(python -c 'from medusa_spec.default_model import default_model_
 
 # Weights are the same on every machine; trees are chosen by the times measured on this one.
 REPORT=(--report-prompts 8 --report-new-tokens 128)
+FAMILY=(--kind fused --num-heads 7 --unroll 3)
 
 train() { # name, then options
     local name=$1
@@ -36,12 +37,12 @@ publish() { # name
 }
 
 # shellcheck disable=SC2086  # DATA may name several files
-train smollm2-135m --data ${DATA:-self} --kind hydra --num-layers 2 --epochs 2 "$@"
+train smollm2-135m --data ${DATA:-self} "${FAMILY[@]}" --unroll-ramp 0.8 --epochs 2 --learning-rate 7e-4 "$@"
 publish smollm2-135m
 
 if [ -n "$DATA" ]; then
     # shellcheck disable=SC2086
     train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" --states-from "$RUNS/smollm2-135m" \
-        --init-from "$RUNS/smollm2-135m/heads" --kind hydra --num-layers 2 --epochs 1 --learning-rate 5e-4 "$@"
+        --init-from "$RUNS/smollm2-135m/heads" "${FAMILY[@]}" --epochs 1 --learning-rate 4e-4 "$@"
     publish smollm2-135m-gsm8k
 fi
