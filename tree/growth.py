@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -73,11 +74,19 @@ class Growth:
         """Most draft nodes: the largest measured pass."""
         return self.pass_seconds[-1][0] - 1
 
-    @property
+    @cached_property
     def node_price(self) -> float:
-        """Tokens that one more node costs on average."""
-        (_, start), (size, stop) = self.pass_seconds[0], self.pass_seconds[-1]
-        return max(0.0, (stop - start) / (size - 1)) / self.token_seconds
+        """Tokens that a node costs at least: its share of a pass of the size at which nodes are cheapest."""
+        start = self.pass_seconds[0][1]
+        shares = [(seconds - start) / (size - 1) for size, seconds in self.pass_seconds[1:]]
+        return max(0.0, min(shares)) / self.token_seconds
+
+    @cached_property
+    def prices(self) -> tuple[float, ...]:
+        """Tokens that 0, 1, 2, … draft nodes cost, up to the largest tree."""
+        return tuple(
+            (self.seconds(nodes + 1) - self.seconds(1)) / self.token_seconds for nodes in range(self.largest + 1)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As plain types, for JSON."""
@@ -116,17 +125,17 @@ class Growing:
         Returns:
             Nodes to guess below next, the likeliest first; none if another level would not pay.
         """
-        growth, fresh = self.growth, []
+        growth, price, fresh = self.growth, self.growth.node_price, list[int]()
         for parent, token, chance in zip(parents, tokens, chances, strict=True):
             value = self.values[parent] * chance
-            if value < growth.node_price:
+            if value < price:
                 continue
             self.parents.append(parent)
             self.tokens.append(token)
             self.values.append(value)
             fresh.append(len(self.values) - 1)
         fresh.sort(key=lambda node: -self.values[node])
-        wanted = [node for node in fresh[: growth.beam] if self.values[node] * growth.hit >= growth.node_price]
+        wanted = [node for node in fresh[: growth.beam] if self.values[node] * growth.hit >= price]
         gain = sum(self.values[node] for node in wanted) * growth.hit
         return wanted if gain > growth.level_seconds / growth.token_seconds else []
 
@@ -138,12 +147,10 @@ class Growing:
         # Equal values stay in the order in which they came, parents first.
         order = sorted(range(1, len(self.values)), key=lambda node: -self.values[node])[: self.limit]
         best, count, gained = 0.0, 0, 0.0
-        base = self.growth.seconds(1)
         for place, node in enumerate(order, start=1):
             gained += self.values[node]
-            net = gained - (self.growth.seconds(place + 1) - base) / self.growth.token_seconds
-            if net > best:
-                best, count = net, place
+            if gained - self.growth.prices[place] > best:
+                best, count = gained - self.growth.prices[place], place
         return self._laid_out(order[:count])
 
     def _laid_out(self, nodes: list[int]) -> tuple[TreeShape, list[int]]:
