@@ -68,10 +68,10 @@ class TextDraft:
         """Lets step k read what it has not: rows whose next k + 1 tokens are known. Its features of them [T, H]."""
         memory, waiting = self.memories[k], self.unread[k]
         tokens, features = [*self.text, root], torch.cat(waiting)
-        rows = len(self.text) - k - memory.length
+        rows = max(0, len(self.text) - k - memory.length)  # a text may be shorter than k
         self.unread[k] = [features[rows:]] if rows < len(features) else []
         found = []
-        for part in features[:rows].split(READ_AT_ONCE) if rows > 0 else ():
+        for part in features[:rows].split(READ_AT_ONCE) if rows else ():
             start, count = memory.length, len(part)
             after = torch.tensor(tokens[start + 1 + k : start + 1 + k + count], device=part.device)
             mask = text_mask(start, count, k, part.device)
