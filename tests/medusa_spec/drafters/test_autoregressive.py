@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from medusa_spec.drafters import autoregressive, memory
-from medusa_spec.drafters.autoregressive import Choice, Chosen, GrowthChoice, TemplateChoice, TextDraft
+from medusa_spec.drafters.autoregressive import TextDraft
+from medusa_spec.drafters.choice import Choice, Chosen, GrowthChoice, TemplateChoice
 from medusa_spec.drafters.levels import plan_of
 from medusa_spec.heads.steps import DraftSteps
 from medusa_spec.tree import Growth, TokenTree, TreeTemplate
