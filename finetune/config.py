@@ -41,6 +41,7 @@ class FinetuneConfig:
         draft_vocab_size: Tokens that heads can guess, the most frequent of the answers; None means all.
         init_from: Trained heads (folder, packaged name or hub id) to start from; None starts at the identity.
         epochs: Passes over the stored states.
+        max_steps: Training steps after which it ends before those are through; None for all.
         batch_positions: Positions per training step.
         learning_rate: Peak of the cosine schedule.
         weight_decay: AdamW's.
@@ -91,6 +92,7 @@ class FinetuneConfig:
     draft_vocab_size: int | None = 4096
     init_from: str | None = None
     epochs: int = 6
+    max_steps: int | None = None
     batch_positions: int = 2048
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
@@ -129,7 +131,7 @@ class FinetuneConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
-        for name, least in (("draft_vocab_size", 1), ("tree_size", 0)):
+        for name, least in (("draft_vocab_size", 1), ("tree_size", 0), ("max_steps", 1)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be an integer of {least} or more, or None, got {value!r}")

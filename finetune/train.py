@@ -22,7 +22,7 @@ from medusa_spec.finetune.trainer import train_heads
 from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent, options_of
 
 _DEPENDS_ON = (
-    "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs batch_positions learning_rate "
+    "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs max_steps batch_positions learning_rate "
     "weight_decay warmup max_grad_norm depth_decay unroll unroll_ramp feature_weight save_steps seed"
 ).split()
 

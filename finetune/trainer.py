@@ -63,14 +63,15 @@ class HeadsTrainer(Trainer):
 
 
 class _HeldOut(TrainerCallback):
-    """Logs the heads' accuracy on held-out states after every epoch."""
+    """Logs the heads' accuracy on held-out states after every epoch and at the end."""
 
     def __init__(self, store: StateStore, steps_per_epoch: int) -> None:
         self.store, self.steps_per_epoch = store, steps_per_epoch
         self.trainer: HeadsTrainer | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer is not None and state.global_step % self.steps_per_epoch == 0:
+        ends = state.global_step == state.max_steps
+        if self.trainer is not None and (ends or state.global_step % self.steps_per_epoch == 0):
             self.trainer.log(held_out_accuracy(self.trainer.model, self.store))
 
 
@@ -142,7 +143,7 @@ def train_heads(
     device = model.heads.projection.weight.device
     trainer = HeadsTrainer(
         model=model,
-        args=training_arguments(config, folder, len(batches), device),
+        args=training_arguments(config, folder, min(len(batches), config.max_steps or len(batches)), device),
         train_dataset=batches,
         data_collator=only_item,
         callbacks=[watch],
