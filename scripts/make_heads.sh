@@ -4,7 +4,7 @@
 #   make heads DATA=answers.jsonl.gz     conversations whose answers are the model's own (several: DATA="a.jsonl b.jsonl")
 #   make heads                           no data: the model writes prompts and answers itself, for the general heads only
 #
-# The domain heads go on from the general ones, on the records whose `source` is DOMAIN_SOURCE.
+# Both go on from the same first heads, the domain heads on the records whose `source` is DOMAIN_SOURCE.
 # Every stage resumes: stop it and run it again. RUNS (default runs/) holds the stages, a few GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,8 @@ MODEL=${MODEL:-$(python -c 'from medusa_spec.default_model import default_model_
 
 # Weights are the same on every machine; trees are chosen by the times measured on this one.
 REPORT=(--report-prompts 8 --report-new-tokens 128)
-FAMILY=(--kind fused --num-heads 7 --unroll 3)
+FAMILY=(--kind fused --num-heads 7)
+GO_ON=("${FAMILY[@]}" --init-from "$RUNS/first/heads" --unroll 4 --epochs 1 --max-steps 300 --learning-rate 4e-4)
 
 train() { # name, then options
     local name=$1
@@ -36,13 +37,17 @@ publish() { # name
     sed -i "s|](\([a-z_]*\.png\))|]($1-\1)|g" "docs/heads/$1.md"
 }
 
+# First one step of a draft, then more of them; then a short training of all that are unrolled, on general and on domain
+# answers apart.
 # shellcheck disable=SC2086  # DATA may name several files
-train smollm2-135m --data ${DATA:-self} "${FAMILY[@]}" --unroll-ramp 0.8 --epochs 2 --learning-rate 7e-4 "$@"
+train first --data ${DATA:-self} "${FAMILY[@]}" --unroll 3 --unroll-ramp 0.8 --epochs 2 --learning-rate 7e-4 \
+    --tree-size 4 --stages data,states,train,calibrate
+# shellcheck disable=SC2086
+train smollm2-135m --data ${DATA:-"$RUNS/first/self.jsonl"} --states-from "$RUNS/first" "${GO_ON[@]}" "$@"
 publish smollm2-135m
 
 if [ -n "$DATA" ]; then
     # shellcheck disable=SC2086
-    train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" --states-from "$RUNS/smollm2-135m" \
-        --init-from "$RUNS/smollm2-135m/heads" "${FAMILY[@]}" --epochs 1 --learning-rate 4e-4 "$@"
+    train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" --states-from "$RUNS/first" "${GO_ON[@]}" "$@"
     publish smollm2-135m-gsm8k
 fi
