@@ -15,8 +15,11 @@ FAMILIES = [
     ("eagle", {"bias": True}),
     ("eagle3", TAPPED),
     ("eagle3", {"tied": False, **TAPPED, **GROUPED}),
-    ("eagle3", {"norm_taps": False, **TAPPED}),
+    ("eagle3", {"from_h": False, **TAPPED}),
     ("eagle3", {}),
+    ("fused", TAPPED),
+    ("fused", {"tied": False, **TAPPED, **GROUPED}),
+    ("fused", {}),
 ]
 families = pytest.mark.parametrize(("kind", "options"), FAMILIES, ids=str)
 

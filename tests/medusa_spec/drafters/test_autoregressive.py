@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("eagle", {}),
     ("eagle", {"tied": False}),
+    ("fused", {"taps": "0,2"}),
     ("eagle3", {"taps": "0,2", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}),
     ("eagle3", {"taps": "1", "tied": False}),
 ]

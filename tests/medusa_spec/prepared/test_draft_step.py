@@ -37,6 +37,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle-bias": ("eagle", {"bias": True}),
     "eagle-untied": ("eagle", {"tied": False}),
     "eagle3": ("eagle3", {"taps": "1,2"}),
+    "fused": ("fused", {"taps": "1,2"}),
+    "fused-untied": ("fused", {"taps": "1", "tied": False}),
     "eagle3-untied": ("eagle3", {"taps": "1,2", "tied": False}),
     "eagle3-published": (
         "eagle3",
@@ -186,7 +188,7 @@ def test_bits_depend_neither_on_how_a_text_was_cut_nor_on_threads(name: str, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["eagle", "eagle3-published"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3-published", "fused"])
 def test_angles_are_the_modules_at_every_position(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,12 +226,12 @@ def plainly(made: Any, dtype: torch.dtype) -> None:
     assert distance(got, expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "fused"])
 def test_float64_is_left_to_the_modules(name: str) -> None:
     plainly(heads(name).double(), torch.float64)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "fused"])
 @pytest.mark.parametrize("options", ODD.values(), ids=ODD)
 def test_sizes_that_do_not_fit_are_left_to_the_modules(name: str, options: dict[str, Any]) -> None:
     plainly(heads(name, **options), torch.float32)
