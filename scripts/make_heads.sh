@@ -18,7 +18,7 @@ MODEL=${MODEL:-$(python -c 'from medusa_spec.default_model import default_model_
 # Weights are the same on every machine; trees are chosen by the times measured on this one.
 REPORT=(--report-prompts 8 --report-new-tokens 128)
 FAMILY=(--kind fused --num-heads 7)
-GO_ON=("${FAMILY[@]}" --init-from "$RUNS/first/heads" --unroll 4 --epochs 1 --max-steps 300 --learning-rate 4e-4)
+GO_ON=("${FAMILY[@]}" --init-from "$RUNS/first/heads" --unroll 4 --epochs 1 --max-steps 270 --learning-rate 4e-4)
 
 train() { # name, then options
     local name=$1

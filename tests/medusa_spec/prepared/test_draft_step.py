@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle-untied": ("eagle", {"tied": False}),
     "eagle3": ("eagle3", {"taps": "1,2"}),
     "fused": ("fused", {"taps": "1,2"}),
-    "fused-untied": ("fused", {"taps": "1", "tied": False}),
+    "fused-untied": ("fused", {"taps": "1,2", "tied": False}),
     "eagle3-untied": ("eagle3", {"taps": "1,2", "tied": False}),
     "eagle3-published": (
         "eagle3",
