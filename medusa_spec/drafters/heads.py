@@ -1,4 +1,4 @@
-"""Drafting with trained heads over a static template. Knows ranks and ids, not how heads are trained."""
+"""Drafting with trained heads, over a static template or a tree that grows. Knows ids, not how heads are trained."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from medusa_spec.tree import Growth, PathValues, TokenTree, TreeTemplate, best_t
 
 
 class HeadsDrafter(Drafter):
-    """Fills a template with the heads' best guesses.
+    """Fills a template with the heads' best guesses, or lets a tree of them grow.
 
     Args:
         heads: Trained heads; a frozen copy of them in a form made for decoding is drafted with, made anew when they
@@ -95,9 +95,9 @@ class HeadsDrafter(Drafter):
         if self.growth is not None:
             return GrowthChoice(self.growth, self.heads.config.num_heads, limit, self.draft_ids)
         template = self.limited(limit)
-        return (
-            TemplateChoice(template, plan_of(template, self.stacked.device), self.draft_ids) if template.paths else None
-        )
+        if not template.paths:
+            return None
+        return TemplateChoice(template, plan_of(template, self.stacked.device), self.draft_ids)
 
     def limited(self, limit: int | None) -> TreeTemplate:
         """The template for at most `limit` draft nodes: the best of that size if it was calibrated."""
