@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from medusa_spec.drafters import Drafter, DraftSession
+from medusa_spec.drafters import Drafter, DraftSession, ReadStates
 from medusa_spec.tree import TokenTree
 
 GREEN_UNDERLINED, RESET = "\x1b[32;4m", "\x1b[0m"
@@ -123,7 +123,7 @@ class WatchedDrafter(Drafter):
     """Another drafter that shows its trees to somebody before they are verified."""
 
     def __init__(self, drafter: Drafter, drafted: Callable[[TokenTree], None]) -> None:
-        self.name = drafter.name
+        self.name, self.reads = drafter.name, drafter.reads
         self._drafter = drafter
         self._drafted = drafted
 
@@ -144,6 +144,12 @@ class _WatchedSession(DraftSession):
 
     def observe(self, tokens: Sequence[int]) -> None:
         self._session.observe(tokens)
+
+    def read(self, ids: Sequence[int], states: ReadStates) -> None:
+        self._session.read(ids, states)
+
+    def forget(self) -> None:
+        self._session.forget()
 
 
 def accepted_marks(out: TextIO) -> tuple[str, str]:

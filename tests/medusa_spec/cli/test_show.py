@@ -1,4 +1,5 @@
 import io
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from medusa_spec.cli.show import (
     WatchedDrafter,
     accepted_marks,
 )
-from medusa_spec.drafters import NgramDrafter
+from medusa_spec.drafters import Drafter, DraftSession, NgramDrafter, ReadStates
 from medusa_spec.testing import tiny_tokenizer
 from medusa_spec.tree import TokenTree, TreeShape, chain
 
@@ -129,3 +130,29 @@ def test_marks_are_colours_on_a_terminal_and_brackets_elsewhere(
     assert accepted_marks(io.StringIO()) == BRACKETS
     monkeypatch.setenv("NO_COLOR", "1")
     assert accepted_marks(Terminal()) == BRACKETS
+
+
+def test_a_watched_drafter_is_shown_what_the_other_asks_for() -> None:
+    told: list[object] = []
+
+    class Reading(DraftSession):
+        def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+            return TokenTree.root_only(root)
+
+        def read(self, ids: Sequence[int], states: ReadStates) -> None:
+            told.append((list(ids), states))
+
+        def forget(self) -> None:
+            told.append("forget")
+
+    class Reader(Drafter):
+        name, reads = "reader", (1, 3)
+
+        def begin(self, prompt: Sequence[int]) -> DraftSession:
+            return Reading()
+
+    watched = WatchedDrafter(Reader(), lambda tree: None)
+    session, states = watched.begin([]), ReadStates(h=torch.ones(2, 4))
+    session.read([5, 6], states)
+    session.forget()
+    assert watched.reads == (1, 3) and told == [([5, 6], states), "forget"]
