@@ -11,7 +11,7 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import save_heads
 from medusa_spec.config import MedusaConfig
 from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times, pass_timer
-from medusa_spec.drafters import HeadsDrafter
+from medusa_spec.drafters import HeadsDrafter, ReadStates
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import in_order
 from medusa_spec.finetune.config import FinetuneConfig
@@ -133,12 +133,17 @@ def choose_tree(
 def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, repeats: int = 15) -> float:
     """Median seconds of one draft of a tree, a pass of the target before each: it leaves no weights in the caches."""
     drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=heads.projection.weight.device)
-    h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=heads.projection.weight.device)
+    h = torch.ones(PREFIX, heads.config.hidden_size, dtype=backbone.dtype, device=heads.projection.weight.device)
+    layers = h[:, None].expand(-1, len(drafter.reads), -1) if drafter.reads else None
     target_pass, session, seconds = pass_timer(backbone, USUAL_SIZE, PREFIX), drafter.begin([]), []
-    for _ in range(repeats):
+    for lap in range(repeats):
         target_pass()
+        rows = 1 if lap else PREFIX  # after its prompt a text grows by a token or more at every pass
         began = time.perf_counter()
-        session.draft(0, h, None)
+        if drafter.reads is not None:
+            states = ReadStates(h=h[:rows], layers=None if layers is None else layers[:rows])
+            session.read([0] * rows, states)
+        session.draft(0, h[0], None)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 
