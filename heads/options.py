@@ -33,21 +33,23 @@ def read_options(options: type[Any], values: Mapping[str, Any], kind: str) -> An
 
     Args:
         options: Dataclass of the family, every field with a default.
-        values: By name; what is left out keeps its default.
+        values: By name; what is left out keeps its default, and an integer may stand for a float.
         kind: Name of the family, for errors.
 
     Raises:
         ValueError: If a name is unknown or a value of the wrong type, naming it.
     """
-    hints = get_type_hints(options)
+    hints, found = get_type_hints(options), dict(values)
     for name, value in values.items():
         if name not in hints:
             raise ValueError(f"options of {kind} heads must be among {sorted(hints)}, got {name!r}")
         allowed = get_args(hints[name]) or (hints[name],)
-        if type(value) not in allowed:
+        if type(value) is int and float in allowed:
+            found[name] = float(value)
+        elif type(value) not in allowed:
             names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
             raise ValueError(f"{name} of {kind} heads must be {names}, got {value!r}")
-    return options(**values)
+    return options(**found)
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from medusa_spec.errors import ConfigError
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.heads import options_of
 
 
 def make(**changes: Any) -> FinetuneConfig:
@@ -26,6 +28,31 @@ def test_options_are_those_of_the_family() -> None:
     assert make(kind="recurrent", options={"inner_size": 3}).heads_config(hidden_size=8, vocab_size=9).options == {
         "inner_size": 3
     }
+
+
+def test_options_of_a_layer_are_written_as_numbers_and_taps_as_layers() -> None:
+    written = ("taps=2", "rope_theta=10000", "head_dim=8", "rms_norm_eps=1e-6")
+    config = make(kind="eagle3", options=written)
+    heads = config.heads_config(hidden_size=8, vocab_size=9)
+    options = options_of("eagle3", heads.options)
+    assert (options.layers, options.rope_theta, options.head_dim, options.rms_norm_eps) == ((2,), 1e4, 8, 1e-6)
+    assert options_of("eagle3", make(kind="eagle3", options=("taps=0,3",)).options).layers == (0, 3)
+
+
+def test_layers_of_the_heads_follow_the_target() -> None:
+    target = LlamaConfig(hidden_size=48, num_hidden_layers=6, num_attention_heads=6, intermediate_size=80)
+    found = make(kind="eagle3", options={"intermediate_size": 40}).heads_config(
+        hidden_size=48, vocab_size=9, target=target
+    )
+    assert found.options["num_attention_heads"] == 6 and found.options["intermediate_size"] == 40
+    assert found.options["taps"] == "2,3"
+    assert make().heads_config(hidden_size=48, vocab_size=9, target=target).options == {}
+
+
+def test_every_number_of_steps_may_be_trained_and_features_held_near() -> None:
+    for unroll in (None, 1, 4):
+        assert make(kind="eagle", unroll=unroll, feature_weight=0.1).unroll == unroll
+    assert make(kind="hydra", unroll=4).unroll == 4  # all of them
 
 
 def test_one_name_is_one_data_set() -> None:
@@ -74,6 +101,20 @@ def test_a_draft_vocabulary_of_everything_is_none() -> None:
         ({"options": {"tied": True}}, "options of medusa heads must be among"),
         ({"kind": "recurrent", "options": {"tied": 1}}, "tied of recurrent heads must be bool, got 1"),
         ({"kind": "recurrent", "options": {"inner_size": 0}}, "inner_size must be an integer of 1 or more"),
+        ({"kind": "eagle", "options": {"head_dim": 7}}, "head_dim must be even"),
+        ({"kind": "eagle3", "options": ("taps=2,1",)}, "taps must be numbers of layers from 0 that rise"),
+        ({"kind": "eagle", "unroll": 0}, r"unroll must be in 1\.\.4 \(num_heads\), or None, got 0"),
+        ({"kind": "eagle", "unroll": 5}, r"unroll must be in 1\.\.4 .* got 5"),
+        ({"kind": "eagle", "unroll": True}, "unroll must be in"),
+        ({"kind": "eagle", "unroll": 2, "options": {"tied": False}}, "unroll must be None for eagle heads with these"),
+        ({"kind": "hydra", "unroll": 2}, "unroll must be None for hydra heads"),
+        ({"kind": "recurrent", "unroll": 2}, "unroll must be None for recurrent heads"),
+        ({"kind": "eagle", "feature_weight": -1.0}, "feature_weight must be 0 or more"),
+        ({"kind": "eagle", "feature_weight": float("nan")}, "feature_weight must be 0 or more"),
+        (
+            {"kind": "eagle3", "feature_weight": 0.1},
+            "feature_weight must be .* one of eagle, got 0.1 with kind 'eagle3'",
+        ),
     ],
 )
 def test_what_would_fail_after_hours_fails_at_once(changes: dict[str, Any], message: str) -> None:

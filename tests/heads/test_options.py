@@ -23,6 +23,13 @@ def test_what_is_left_out_keeps_its_default():
     assert read_options(Many, {"width": None}, "many").width is None
 
 
+def test_an_integer_may_stand_for_a_float_and_nothing_else():
+    share = read_options(Many, {"share": 3}, "many").share
+    assert share == 3.0 and type(share) is float
+    with pytest.raises(ValueError, match="share of many heads must be float, got True"):
+        read_options(Many, {"share": True}, "many")
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -6,7 +6,7 @@ import pytest
 from medusa_spec.config import FORMAT_VERSION, MedusaConfig
 from medusa_spec.errors import CheckpointError
 from medusa_spec.heads import HeadsConfig
-from medusa_spec.tree import PathValues, TreeTemplate
+from medusa_spec.tree import Growth, PathValues, TreeTemplate
 
 CONFIG = MedusaConfig(
     heads=HeadsConfig(hidden_size=8, vocab_size=50, num_heads=2),
@@ -15,9 +15,13 @@ CONFIG = MedusaConfig(
     lm_head_hash="0123",
     chat_template_hash="4567",
     tree=TreeTemplate(paths=((0,), (0, 1), (1,))),
+    growth=Growth(token_seconds=0.01, level_seconds=0.001, pass_seconds=((1, 0.02), (8, 0.03)), hit=0.7, width=3),
     values=PathValues(total=10, counts={(0,): 4, (0, 1): 2, (1,): 1}, singles=((4, 1), (3, 2))),
     training={"data": {"tokens": 1000}, "note": "größer"},
 )
+
+
+RULES = CONFIG.to_dict()["growth"]
 
 
 @pytest.mark.parametrize("config", [CONFIG, MedusaConfig(heads=CONFIG.heads)], ids=["full", "least"])
@@ -56,6 +60,15 @@ def test_unknown_keys_are_named() -> None:
         ({"tree": [[0], [1, 0]]}, r"\(1,\) is missing"),
         ({"tree": 3}, "malformed"),
         ({"values": {"total": 3}}, "counts"),
+        ({"growth": 3}, "malformed"),
+        ({"growth": {"token_seconds": 1.0}}, "level_seconds"),
+        ({"growth": RULES | {"typo": 1}}, "typo"),
+        ({"growth": RULES | {"pass_seconds": [[1, 0.02]]}}, "pass_seconds must hold two or more sizes"),
+        ({"growth": RULES | {"pass_seconds": [1, 2]}}, "malformed"),
+        ({"growth": RULES | {"pass_seconds": None}}, "malformed"),
+        ({"growth": RULES | {"hit": 1.5}}, "hit must be in"),
+        ({"growth": RULES | {"token_seconds": "1"}}, "malformed"),
+        ({"growth": RULES | {"beam": 2.5}}, "beam must be an integer"),
         ({"values": {"total": 0, "counts": [], "singles": []}}, "total"),
     ],
 )
@@ -101,3 +114,9 @@ def test_a_tree_without_nodes_is_kept_apart_from_none() -> None:
 def test_more_ranks_than_there_are_draft_tokens_are_refused_with_both_numbers(change: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="ranks below 50, .* got 50"):
         MedusaConfig.from_dict({**CONFIG.to_dict(), **change})
+
+
+def test_a_config_of_an_earlier_version_has_no_rules_of_growth() -> None:
+    values = CONFIG.to_dict()
+    del values["growth"]
+    assert MedusaConfig.from_dict(values).growth is None

@@ -81,3 +81,49 @@ def test_a_loaded_cache_is_read_on(fast, prompt):
     loaded.load(first.export(fast.config))
     again = prefill(fast, loaded, ids[:, 50:], reserve=4).logits
     assert torch.equal(again, prefill(fast, SlabCache(fast.config), ids, reserve=4).logits)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("reads", [(), (0,), (0, 1)], ids=str)
+def test_states_of_all_that_was_read_are_those_of_one_forward(any_model, prompt, reads):
+    backbone, ids = Backbone(any_model), prompt(19)
+    expected = backbone.states(ids, taps=reads)
+    logits = backbone.forward(ids).logits[:, -1:]
+    for known in (0, 5):
+        for chunk in (None, 1, 7, 50):
+            cache = SlabCache(backbone.config)
+            if known:
+                positions = torch.arange(known)[None]
+                backbone.forward(ids[:, :known], position_ids=positions, cache=cache, last_only=True)
+            out = prefill(backbone, cache, ids[:, known:], reserve=4, chunk=chunk, reads=reads)
+            torch.testing.assert_close(out.h, expected.h[:, known:], rtol=1e-6, atol=1e-6)
+            if reads:
+                torch.testing.assert_close(out.layers, expected.layers[:, known:], rtol=1e-6, atol=1e-6)
+            else:
+                assert out.layers is None
+            torch.testing.assert_close(out.logits, logits, rtol=1e-6, atol=1e-6)
+            last = out.last()
+            assert torch.equal(last.h, out.h[:, -1:]) and last.logits.shape[1] == 1 and cache.lengths == [19]
+
+
+@torch.inference_mode()
+def test_without_readers_h_is_of_the_last_position_alone(any_model, prompt):
+    backbone, ids = Backbone(any_model), prompt(19)
+    for chunk in (None, 7):
+        out = prefill(backbone, SlabCache(backbone.config), ids, reserve=4, chunk=chunk)
+        assert out.h.shape[:2] == (1, 1) and out.layers is None
+
+
+@needs_kernels
+@torch.inference_mode()
+@pytest.mark.parametrize("length", [1, 2, CHAIN + 2])
+def test_chains_give_the_same_states_however_they_are_cut(fast, prompt, length):
+    ids, results = prompt(length), []
+    for chunk in (None, 1, 7):
+        results.append(prefill(fast, SlabCache(fast.config), ids, reserve=4, chunk=chunk, reads=(0, 1)))
+        assert results[-1].h.shape[:2] == (1, length) and results[-1].layers.shape[:3] == (1, length, 2)
+    for out in results[1:]:
+        assert torch.equal(out.h, results[0].h) and torch.equal(out.layers, results[0].layers)
+        assert torch.equal(out.logits, results[0].logits)
+    alone = prefill(fast, SlabCache(fast.config), ids, reserve=4)
+    assert torch.equal(alone.logits, results[0].logits) and torch.equal(alone.h, results[0].h[:, -1:])

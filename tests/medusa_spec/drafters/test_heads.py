@@ -1,13 +1,14 @@
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 
-from medusa_spec.drafters import HeadsDrafter
+from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
 from medusa_spec.errors import ConfigError
-from medusa_spec.heads import HeadsConfig, MedusaHeads, Projection
-from medusa_spec.tree import PathValues, TreeTemplate, chain_template
+from medusa_spec.heads import DraftHeads, HeadsConfig, MedusaHeads, Projection
+from medusa_spec.tree import Growth, PathValues, TreeTemplate, chain_template
 
 H, V, K = 8, 30, 3
 DRAFT = torch.tensor([2, 3, 11, 17, 23, 29])
@@ -26,7 +27,7 @@ def heads(*, draft: bool = False) -> MedusaHeads:
     return made
 
 
-def drafter(made: MedusaHeads, template: TreeTemplate = TEMPLATE, values: PathValues | None = None) -> HeadsDrafter:
+def drafter(made: DraftHeads, template: TreeTemplate = TEMPLATE, values: PathValues | None = None) -> HeadsDrafter:
     return HeadsDrafter(made, template, values, dtype=torch.float64, device=CPU)
 
 
@@ -109,3 +110,99 @@ def test_a_copy_and_a_pickle_draft_the_same() -> None:
     first = drafting.begin([]).draft(7, h, None)
     for other in (copy.deepcopy(drafting), pickle.loads(pickle.dumps(drafting))):
         assert other.begin([]).draft(7, h, None) == first
+
+
+# --- heads that attend ------------------------------------------------------------------------------------------------
+
+RULES = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (9, 1.0)), hit=1.0)
+
+
+def shown(made: HeadsDrafter, text: Any) -> DraftSession:
+    """A session that was shown a whole text."""
+    session = made.begin([])
+    session.read(text.ids, text.states(0, len(text.ids)))
+    return session
+
+
+def test_a_drafter_reads_what_its_heads_read(attending) -> None:
+    assert drafter(heads()).reads is None  # h of the root is handed to each draft
+    assert drafter(attending("eagle")).reads == ()
+    assert drafter(attending("eagle3", taps="0,3")).reads == (0, 3)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 5, 7, 100, None])
+@pytest.mark.parametrize("growth", [None, RULES], ids=["template", "growth"])
+def test_no_more_nodes_than_the_limit_are_drafted_from_a_text(attending, text_of, limit, growth) -> None:
+    made = attending("eagle")
+    drafting = HeadsDrafter(made, TEMPLATE, growth=growth, dtype=torch.float64, device=CPU)
+    tree = shown(drafting, text_of(made, 5)).draft(7, None, limit)
+    most = 7 if growth is None else 8
+    assert tree.size - 1 == min(most if limit is None else limit, most) and tree.tokens[0] == 7
+
+
+def test_rules_of_growth_are_for_heads_that_attend() -> None:
+    made = HeadsDrafter(heads(), TEMPLATE, growth=RULES, dtype=torch.float64, device=CPU)
+    assert made.growth is None
+    assert made.begin([]).draft(7, torch.randn(H, dtype=torch.float64), None).shape == TEMPLATE.shape
+
+
+def test_before_a_text_is_shown_and_after_it_is_forgotten_nothing_is_drafted(attending, text_of) -> None:
+    made = attending("eagle")
+    session, text = drafter(made).begin([]), text_of(made, 5)
+    assert session.draft(7, torch.randn(H, dtype=torch.float64), None).tokens == (7,)
+    session.read(text.ids, text.states(0, 5))
+    first = session.draft(7, None, None)
+    session.forget()
+    assert session.draft(7, None, None).tokens == (7,)
+    session.read(text.ids, text.states(0, 5))
+    assert session.draft(7, None, None) == first and first.shape == TEMPLATE.shape
+
+
+def test_a_tree_without_nodes_is_plain_decoding(attending, text_of) -> None:
+    made = attending("eagle")
+    drafting = drafter(made, TreeTemplate(paths=()))
+    assert shown(drafting, text_of(made, 5)).draft(7, None, None).tokens == (7,)
+
+
+def test_sessions_of_one_drafter_know_nothing_of_each_other(attending, text_of) -> None:
+    made = attending("eagle3", taps="1", tied=False)
+    drafting, texts = drafter(made), [text_of(made, length) for length in (5, 9)]
+    alone = [shown(drafting, text).draft(7, None, None) for text in texts]
+    sessions = [shown(drafting, text) for text in texts]
+    assert [session.draft(7, None, None) for session in sessions] == alone and alone[0] != alone[1]
+
+
+def test_a_text_has_no_draft_of_fixed_form(attending, text_of) -> None:
+    made = attending("eagle")
+    assert shown(drafter(made), text_of(made, 5)).fixed(torch.randn(H, dtype=torch.float64), None) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_drafts_of_texts_follow_the_dtype_of_the_states(attending, text_of, dtype: torch.dtype) -> None:
+    made = attending("eagle3", taps="0,1")
+    drafting, text = drafter(made), text_of(made, 5)
+    states = text.states(0, 5)
+    session = drafting.begin([])
+    session.read(text.ids, ReadStates(h=states.h.to(dtype), layers=states.layers.to(dtype)))
+    assert session.draft(7, None, None).shape == TEMPLATE.shape and drafting.stacked.dtype == dtype
+
+
+def test_attending_heads_that_were_trained_in_place_are_drafted_with(attending, text_of) -> None:
+    made = attending("eagle")
+    drafting, text = drafter(made), text_of(made, 5)
+    before = shown(drafting, text).draft(7, None, None)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(-1.5)
+    after = shown(drafting, text).draft(7, None, None)
+    assert after == shown(drafter(made), text).draft(7, None, None) != before
+
+
+@pytest.mark.parametrize("growth", [None, RULES], ids=["template", "growth"])
+def test_a_copy_and_a_pickle_of_attending_heads_draft_the_same(attending, text_of, growth) -> None:
+    made = attending("eagle3", draft=True, taps="2")
+    drafting = HeadsDrafter(made, TEMPLATE, growth=growth, dtype=torch.float64, device=CPU)
+    text = text_of(made, 5)
+    first = shown(drafting, text).draft(7, None, None)
+    for other in (copy.deepcopy(drafting), pickle.loads(pickle.dumps(drafting))):
+        assert shown(other, text).draft(7, None, None) == first
