@@ -33,7 +33,9 @@ def _loss(axes: Any, figures: dict[str, Any]) -> bool:
     entries = [entry for entry in figures["history"] if "loss_head_0" in entry]
     for head in range(len(figures["calibration"]["top1"])):
         key = f"loss_head_{head}"
-        axes.plot([e["step"] for e in entries], [e[key] for e in entries], label=f"head {head}")
+        known = [e for e in entries if key in e]  # later steps may be trained later, or not at all
+        if known:
+            axes.plot([e["step"] for e in known], [e[key] for e in known], label=f"head {head}")
     axes.set(xlabel="step", ylabel="loss (train)")
     axes.legend()
     return bool(entries)
