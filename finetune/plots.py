@@ -31,6 +31,8 @@ def _save(draw: Any, figures: dict[str, Any], path: Path) -> bool:
 
 def _loss(axes: Any, figures: dict[str, Any]) -> bool:
     entries = [entry for entry in figures["history"] if "loss_head_0" in entry]
+    if not entries:
+        return False
     for head in range(len(figures["calibration"]["top1"])):
         key = f"loss_head_{head}"
         known = [e for e in entries if key in e]  # later steps may be trained later, or not at all
@@ -38,7 +40,7 @@ def _loss(axes: Any, figures: dict[str, Any]) -> bool:
             axes.plot([e["step"] for e in known], [e[key] for e in known], label=f"head {head}")
     axes.set(xlabel="step", ylabel="loss (train)")
     axes.legend()
-    return bool(entries)
+    return True
 
 
 def _accuracy(axes: Any, figures: dict[str, Any]) -> bool:

@@ -113,7 +113,7 @@ def test_a_draft_vocabulary_of_everything_is_none() -> None:
         ({"kind": "eagle", "feature_weight": float("nan")}, "feature_weight must be 0 or more"),
         (
             {"kind": "eagle3", "feature_weight": 0.1},
-            "feature_weight must be .* one of eagle, got 0.1 with kind 'eagle3'",
+            "feature_weight must be .* one of eagle, fused, got 0.1 with kind 'eagle3'",
         ),
     ],
 )

@@ -39,7 +39,7 @@ ATTENDING: list[tuple[str, dict[str, Any]]] = [
     ("eagle", {}),
     ("eagle", {"tied": False}),
     ("eagle3", {}),
-    ("eagle3", {"tied": False, "taps": "1", "norm_taps": False}),
+    ("eagle3", {"tied": False, "taps": "1", "from_h": False}),
 ]
 
 

@@ -52,6 +52,11 @@ class OneRow(View):
             found.append(sum(w * v[head // groups] for w, (_, v) in zip(scores.softmax(0), self.rows, strict=True)))
         return torch.cat(found)[None, None]
 
+    def update(self, key, value, *args, **kwargs):
+        raise NotImplementedError("of layers that attend by themselves")
+
+    seen = places = update
+
 
 def one_by_one(heads, h, tokens, layers):
     """Features of one text, row by row: the layer over the true text, then over the draft that begins there."""

@@ -34,13 +34,16 @@ def test_every_option_has_a_default_and_unknown_ones_are_refused(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_follow_the_target_and_other_families_are_as_they_were_told(kind):
     found = fitted_options(kind, {}, TARGET)
+    if kind == "mtp":
+        assert found["decoder"]["num_attention_heads"] == 6 and found["decoder"]["intermediate_size"] == 80
+        return
     if not issubclass(FAMILIES[kind].Options, LayerSizes):
         assert found == {}
         return
     options = options_of(kind, found)
     assert (options.num_attention_heads, options.num_key_value_heads, options.head_dim) == (6, 2, 8)
     assert options.intermediate_size == 80
-    assert found.get("taps") == ("2,4,5" if kind == "eagle3" else None)
+    assert found.get("taps") == ("2,4,5" if kind in ("eagle3", "fused") else None)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
