@@ -40,6 +40,7 @@ ATTENDING: list[tuple[str, dict[str, Any]]] = [
     ("eagle", {"tied": False}),
     ("eagle3", {}),
     ("eagle3", {"tied": False, "taps": "1", "from_h": False}),
+    ("fused", {"taps": "0,1"}),
 ]
 
 
@@ -177,7 +178,7 @@ def test_a_killed_and_resumed_training_on_texts_gives_the_same_bits(
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-@pytest.mark.parametrize(("kind", "options"), [FAMILIES[0], *ATTENDING])
+@pytest.mark.parametrize(("kind", "options"), [("medusa", {}), *FAMILIES, *ATTENDING])
 def test_training_leaves_the_target_as_it_is(
     kind: str, options: dict[str, Any], finished: FinetuneConfig, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("eagle", {"tied": False}),
     ("eagle3", {}),
     ("eagle3", {"tied": False, "taps": "1"}),
+    ("fused", {"taps": "0,1"}),
 ]
 families = pytest.mark.parametrize(("kind", "options"), FAMILIES, ids=str)
 RULES = Growth(
