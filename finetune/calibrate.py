@@ -149,7 +149,8 @@ def growth_rules(
 ) -> Growth:
     """The rules by which trees of these heads grow on this machine.
 
-    The price of a token is what the best static tree makes it cost; trees that grow make it a little cheaper.
+    The price of a token is what it would cost with the best static tree if a draft took one level's time: levels are
+    weighed one by one as the tree grows.
 
     Args:
         config: The run, for its held-out states.
