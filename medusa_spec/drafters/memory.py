@@ -61,9 +61,9 @@ class TextMemory:
         """What is there is text."""
         self.length = self.end
 
-    def drop_draft(self, length: int | None = None) -> None:
-        """Only the text remains, or its first `length` slots."""
-        self.length = self.end = self.length if length is None else length
+    def drop_draft(self) -> None:
+        """Only the text remains."""
+        self.end = self.length
 
 
 class TextView(View):
