@@ -200,6 +200,10 @@ class SlabCache(Cache):
         """Window of an attention layer, None for full attention."""
         return self.layers[layer].window
 
+    def kind(self, layer: int) -> int:
+        """Names the slab of an attention layer: layers of the same one see the same slots."""
+        return id(self.layers[layer].slab)
+
     def base(self, layer: int, row: int) -> int:
         """Position that slot 0 of a row holds at a layer."""
         slab = self.layers[layer].slab

@@ -1,4 +1,5 @@
-/* Attention of the nodes of a token tree over one row of the cache, from joined q-k-v products to its output.
+/* Attention of the nodes of a token tree over one row of the cache, from joined q-k-v products to its output; or of
+ * several rows, each with a tree of its own over its part of the cache.
  *
  * Rotates queries and keys, writes the nodes' keys and values behind the prefix, and attends. A node sees the common
  * part of the prefix, and of the boundary and the tree what the mask says; see attention.Visibility.
@@ -191,27 +192,104 @@ static void gather(const struct attention *c, const float *weights, const float 
     }
 }
 
+/* What follows from the sizes of one row. */
+struct plan {
+    long groups, rows, padded, count, stride, blocks, pieces; /* rows: queries of a key head */
+    float *queries, *scores, *inverse;
+};
+
+static struct plan plan_of(const struct attention *c) {
+    struct plan p = {.groups = c->q_heads / c->kv_heads, .padded = up_to(c->dim, LANES)};
+    p.rows = p.groups * c->nodes;
+    p.count = c->end + c->nodes - c->first;
+    p.stride = up_to(p.count, COLUMNS);
+    p.blocks = p.stride / COLUMNS;
+    p.pieces = (c->dim + COLUMNS - 1) / COLUMNS;
+    p.queries = c->scratch;
+    p.scores = p.queries + c->q_heads * c->nodes * p.padded;
+    p.inverse = p.scores + c->q_heads * c->nodes * p.stride;
+    return p;
+}
+
+/* The tasks of each phase: a block of keys of a head, a query, a piece of a head's output. */
+static void score_block(const struct attention *c, const struct plan *p, long task) {
+    const long head = task / p->blocks, first = task % p->blocks * COLUMNS;
+    float keys[p->padded * COLUMNS];
+    columns_of(c->keys + head * c->head_stride + (c->first + first) * c->dim, p->count - first, c->dim, keys);
+    score(c, p->queries + head * p->rows * p->padded, p->rows, p->padded, keys,
+          p->scores + head * p->rows * p->stride + first, p->stride);
+}
+
+static void weigh_query(const struct attention *c, const struct plan *p, long row) {
+    const float *sink = c->sinks ? c->sinks + row / c->nodes : NULL;
+    p->inverse[row] = weigh(c, p->scores + row * p->stride, p->stride, row % c->nodes, sink);
+}
+
+static void gather_piece(const struct attention *c, const struct plan *p, long task) {
+    const long head = task / p->pieces, at = head * p->rows;
+    gather(c, p->scores + at * p->stride, p->inverse + at, p->stride, head, task % p->pieces * COLUMNS);
+}
+
+/* A row of a batch, by one thread. */
+static void attend_alone(const struct attention *c) {
+    const struct plan p = plan_of(c);
+    for (long node = 0; node < c->nodes; node++) lay_out(c, node, p.queries);
+    for (long task = 0; task < c->kv_heads * p.blocks; task++) score_block(c, &p, task);
+    for (long row = 0; row < c->q_heads * c->nodes; row++) weigh_query(c, &p, row);
+    for (long task = 0; task < c->kv_heads * p.pieces; task++) gather_piece(c, &p, task);
+}
+
+static long scratch_of(const struct attention *c, long nodes, long keys) {
+    return c->q_heads * nodes * (up_to(c->dim, LANES) + up_to(keys, COLUMNS) + 1);
+}
+
+/* Floats of scratch. */
+long NAME(attention_scratch)(const struct attention *c) {
+    if (!c->rows) return scratch_of(c, c->nodes, c->end + c->nodes - c->first);
+    long total = 0;
+    for (const struct row *r = c->rows; r < c->rows + c->batch; r++)
+        total += scratch_of(c, r->nodes, r->end + r->nodes - r->first);
+    return total;
+}
+
+/* One row of a batch as a call of its own. */
+static struct attention row_of(const struct attention *c, long number) {
+    struct attention own = *c;
+    const struct row *row = c->rows + number;
+    long at = 0;
+    own.rows = c->rows;
+    own.batch = number;
+    own.scratch += NAME(attention_scratch)(&own); /* of the rows before */
+    for (const struct row *before = c->rows; before < row; before++) at += before->nodes;
+    own.rows = NULL;
+    own.qkv += at * (c->q_heads + 2 * c->kv_heads) * c->dim;
+    own.cosine += at * c->rotary;
+    own.sine += at * c->rotary;
+    own.keys += row->offset;
+    own.values += row->offset;
+    if (own.out) own.out += at * c->q_heads * c->dim;
+    else own.wide += at * c->q_heads * c->dim;
+    own.mask = row->mask;
+    own.nodes = row->nodes;
+    own.first = row->first;
+    own.common = row->common;
+    own.end = row->end;
+    return own;
+}
+
 void NAME(attention_team)(struct team *team, const struct attention *c) {
-    const long groups = c->q_heads / c->kv_heads, rows = groups * c->nodes, padded = up_to(c->dim, LANES);
-    const long count = c->end + c->nodes - c->first, stride = up_to(count, COLUMNS), blocks = stride / COLUMNS;
-    const long pieces = (c->dim + COLUMNS - 1) / COLUMNS;
-    float *queries = c->scratch, *scores = queries + c->q_heads * c->nodes * padded;
-    float *inverse = scores + c->q_heads * c->nodes * stride;
-    for (long node; (node = next_task(team, c->nodes)) >= 0;) lay_out(c, node, queries);
-    for (long task; (task = next_task(team, c->kv_heads * blocks)) >= 0;) {
-        const long head = task / blocks, first = task % blocks * COLUMNS;
-        float keys[padded * COLUMNS];
-        columns_of(c->keys + head * c->head_stride + (c->first + first) * c->dim, count - first, c->dim, keys);
-        score(c, queries + head * rows * padded, rows, padded, keys, scores + head * rows * stride + first, stride);
+    if (c->rows) { /* enough of them for the threads */
+        for (long number; (number = next_task(team, c->batch)) >= 0;) {
+            const struct attention own = row_of(c, number);
+            attend_alone(&own);
+        }
+        return;
     }
-    for (long row; (row = next_task(team, c->kv_heads * rows)) >= 0;) {
-        const long head = row / c->nodes;
-        inverse[row] = weigh(c, scores + row * stride, stride, row % c->nodes, c->sinks ? c->sinks + head : NULL);
-    }
-    for (long task; (task = next_task(team, c->kv_heads * pieces)) >= 0;) {
-        const long head = task / pieces, at = head * rows;
-        gather(c, scores + at * stride, inverse + at, stride, head, task % pieces * COLUMNS);
-    }
+    const struct plan p = plan_of(c);
+    for (long node; (node = next_task(team, c->nodes)) >= 0;) lay_out(c, node, p.queries);
+    for (long task; (task = next_task(team, c->kv_heads * p.blocks)) >= 0;) score_block(c, &p, task);
+    for (long row; (row = next_task(team, c->q_heads * c->nodes)) >= 0;) weigh_query(c, &p, row);
+    for (long task; (task = next_task(team, c->kv_heads * p.pieces)) >= 0;) gather_piece(c, &p, task);
 }
 
 void NAME(attention)(const struct attention *c) {

@@ -9,16 +9,11 @@
 
 static long larger(long a, long b) { return a > b ? a : b; }
 
-static long attention_scratch(const struct attention *a) {
-    const long keys = a->end + a->nodes - a->first;
-    return a->q_heads * a->nodes * ((a->dim + 15) / 16 * 16 + (keys + 31) / 32 * 32 + 1);
-}
-
 /* Inputs of the products, elements in between, and attention's own. */
 long NAME(layer_scratch)(const struct layer *l) {
     const struct attention *a = &l->attention;
     const long inputs = larger(l->hidden, a->q_heads * a->dim);
-    return a->nodes * (inputs + l->qkv.outputs + l->hidden + l->down.inputs) + attention_scratch(a);
+    return a->nodes * (inputs + l->qkv.outputs + l->hidden + l->down.inputs) + NAME(attention_scratch)(a);
 }
 
 /* Floats of scratch that the layers need, and the phases of all. */
@@ -38,6 +33,9 @@ void NAME(layer_team)(struct team *team, const struct layer *l, const element *x
     a.scratch = (float *)a.qkv + nodes * l->qkv.outputs;
     a.out = NULL;
     a.wide = inputs;
+    if (l->tap)
+        for (long r; (r = next_task(team, nodes)) >= 0;)
+            memcpy(l->tap + r * l->hidden, x + r * l->hidden, l->hidden * sizeof(element));
     if (!l->entered) NAME(norm_team)(team, &l->first_norm, x, inputs, nodes, l->hidden);
     NAME(linear_team)(team, &l->qkv, l->entered ? l->entered : inputs, NULL, a.qkv, nodes);
     NAME(attention_team)(team, &a);
@@ -47,7 +45,7 @@ void NAME(layer_team)(struct team *team, const struct layer *l, const element *x
     NAME(linear_team)(team, &l->down, inner, middle, out, nodes);
 }
 
-/* `count` layers, one behind the other, of one row: x to out, both [nodes, hidden]. */
+/* `count` layers, one behind the other, of one row or of a batch of them: x to out, both [nodes, hidden]. */
 void NAME(layers)(const struct layer *layers, long count, const element *x, element *out, float *scratch) {
     struct phase *phases = (struct phase *)scratch; /* first, where tensors are aligned */
     memset(phases, 0, count * LAYER_PHASES * sizeof *phases);

@@ -47,7 +47,7 @@ static inline long next_task(struct team *team, long count) {
 
 /* Phases of the functions below, and the floats that one takes in scratch. */
 enum { LINEAR_PHASES = 1, NORM_PHASES = 1, GATED_PHASES = 1, ATTENTION_PHASES = 4 };
-enum { LAYER_PHASES = 2 * NORM_PHASES + 3 * LINEAR_PHASES + GATED_PHASES + ATTENTION_PHASES };
+enum { LAYER_PHASES = 1 + 2 * NORM_PHASES + 3 * LINEAR_PHASES + GATED_PHASES + ATTENTION_PHASES }; /* one for a tap */
 enum { PHASE_FLOATS = sizeof(struct phase) / sizeof(float) };
 
 struct norm {
@@ -62,6 +62,14 @@ struct linear {
     long inputs, outputs;
 };
 
+/* One row of a batch. */
+struct row {
+    const uint8_t *mask;           /* [nodes, boundary + nodes] */
+    long nodes;                    /* of its tree; rows lie one behind the other in x */
+    long offset;                   /* elements from the layer's keys, and values, to the row's */
+    long first, common, end;       /* slots, as below */
+};
+
 struct attention {
     element *qkv;          /* [nodes, (q_heads + 2 * kv_heads) * dim], queries first; rotated in place */
     const element *cosine; /* [nodes, rotary] */
@@ -69,13 +77,15 @@ struct attention {
     const element *q_norm; /* [dim], or NULL */
     const element *k_norm;
     const float *sinks;    /* [q_heads], or NULL */
-    element *keys;         /* the row's [kv_heads, capacity, dim] */
+    const struct row *rows; /* of a batch, which then say what stands in mask, first, common and end; NULL for one row */
+    element *keys;         /* the row's [kv_heads, capacity, dim]; of a batch the first row's */
     element *values;
     const uint8_t *mask;   /* [nodes, boundary + nodes] */
     element *out;          /* [nodes, q_heads * dim], or NULL for wide */
     float *wide;           /* the same as floats, already rounded */
-    float *scratch;        /* floats: q_heads * nodes * (dim up to 16 + keys up to 32 + 1) */
-    long nodes, q_heads, kv_heads, dim, rotary;
+    float *scratch;        /* floats: q_heads * nodes * (dim up to 16 + keys up to 32 + 1), of each row */
+    long nodes, q_heads, kv_heads, dim, rotary; /* nodes: of all rows */
+    long batch;              /* rows, where there are some */
     long head_stride;        /* elements from one head of the cache to the next */
     long first, common, end; /* slots: of the boundary, of the common part, of the tree */
     float scale, softcap, epsilon; /* softcap 0: none */
@@ -85,6 +95,7 @@ struct attention {
 struct layer {
     long hidden;
     const float *entered; /* [nodes, qkv.inputs], rounded to elements: what q-k-v reads; NULL: the first norm of x */
+    element *tap;         /* [nodes, hidden], gets x; or NULL */
     struct norm first_norm, second_norm;
     struct linear qkv, o, gate_up, down;
     struct attention attention; /* its qkv, out, wide and scratch are set by the layer */
@@ -103,6 +114,7 @@ void NAME(linear_team)(struct team *team, const struct linear *linear, const flo
 void NAME(gated_team)(struct team *team, const struct linear *gate_up, const float *x, float *wide, long rows, int activation);
 
 /* See attention.c. */
+long NAME(attention_scratch)(const struct attention *attention);
 void NAME(attention_team)(struct team *team, const struct attention *attention);
 
 /* See layer.c. x and out [nodes, hidden]; they may be the same. */

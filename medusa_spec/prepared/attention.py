@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from medusa_spec.attention import TreePass
 from medusa_spec.delegation import TREE_ARGUMENT
 from medusa_spec.prepared.joined import JoinedLinear
-from medusa_spec.prepared.kernels import AttentionCall, Function, attention_scratch, kernels, takes
+from medusa_spec.prepared.kernels import AttentionCall, Function, RowCall, kernels, takes
 from medusa_spec.prepared.norm import NormRecord, norm_record
 from medusa_spec.prepared.packed_layer import FrozenPackedLinear
 from medusa_spec.prepared.swap import RECORD, SCALES, Swapped, sample, swap, swappable, within_rounding
@@ -39,6 +39,7 @@ class AttentionRecord:
 
     Attributes:
         kernel: The attention kernel.
+        scratch: Gives the floats of scratch that it needs.
         joined: q, k and v as one product.
         template: A call with everything that does not change from pass to pass.
         watch: Over the layer.
@@ -46,6 +47,7 @@ class AttentionRecord:
     """
 
     kernel: Function
+    scratch: Function
     joined: JoinedLinear
     template: AttentionCall
     watch: Watch
@@ -101,15 +103,14 @@ def _attend(
     width = record.template.q_heads * record.template.dim
     out = torch.empty(batch, nodes, width, dtype=qkv.dtype, device="cpu")
     call, angles = AttentionCall.from_buffer_copy(record.template), Angles(positions, batch)
-    held: list[torch.Tensor] = []
+    held: list[Any] = []
     point_to_sinks(call, record, held)
-    for row in range(batch):
-        point_to_row(call, tree_pass, module.layer_idx, row, angles)
-        call.qkv = qkv.data_ptr() + row * nodes * qkv.shape[-1] * qkv.element_size()
-        call.out = out.data_ptr() + row * nodes * width * out.element_size()
-        scratch = torch.empty(attention_scratch(call), dtype=torch.float32, device="cpu")
-        call.scratch = scratch.data_ptr()
-        record.kernel(ctypes.byref(call))
+    point_to = point_to_row if batch == 1 else PointToBatch(held)
+    point_to(call, tree_pass, module.layer_idx, angles)
+    call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
+    scratch = torch.empty(record.scratch(ctypes.byref(call)), dtype=torch.float32, device="cpu")
+    call.scratch = scratch.data_ptr()
+    record.kernel(ctypes.byref(call))
     return out
 
 
@@ -124,23 +125,53 @@ class Angles:
     def __init__(self, positions: tuple[torch.Tensor, torch.Tensor], batch: int) -> None:
         self.cosine, self.sine = (states.expand(batch, -1, -1).contiguous() for states in positions)
         self.nodes = self.cosine.shape[1]
-        self.row_bytes = self.nodes * self.cosine.shape[2] * self.cosine.element_size()
         self.addresses = self.cosine.data_ptr(), self.sine.data_ptr()
         self.threads = torch.get_num_threads()
 
 
-def point_to_row(call: AttentionCall, tree_pass: TreePass, layer: int, row: int, angles: Angles) -> None:
-    """Puts a row's angles, cache and mask into a call; they must outlive it."""
-    keys, values = tree_pass.cache.buffers(layer)
-    seen, offset = tree_pass.visible(layer, row), row * keys.stride(0) * keys.element_size()
-    call.nodes, call.threads = angles.nodes, angles.threads
-    call.cosine, call.sine = (address + row * angles.row_bytes for address in angles.addresses)
-    call.keys, call.values = keys.data_ptr() + offset, values.data_ptr() + offset
-    call.head_stride, call.mask = keys.stride(1), seen.mask.data_ptr()
+def point_to_row(call: AttentionCall, tree_pass: TreePass, layer: int, angles: Angles) -> None:
+    """Puts angles, cache and mask of a pass over one row into a call; they must outlive it."""
+    keys, _ = _point_to_cache(call, tree_pass, layer, angles)
+    seen = tree_pass.visible(layer, 0)
+    call.nodes, call.mask = angles.nodes, seen.mask.data_ptr()
     call.first, call.common, call.end = seen.first, seen.common, seen.end
 
 
-def point_to_sinks(call: AttentionCall, record: AttentionRecord, held: list[torch.Tensor]) -> None:
+class PointToBatch:
+    """As `point_to_row` for a pass over several rows; layers of one kind share the list of rows.
+
+    Args:
+        held: Gets what must outlive the call.
+    """
+
+    def __init__(self, held: list[Any]) -> None:
+        self._held = held
+        self._rows: dict[Any, Any] = {}
+
+    def __call__(self, call: AttentionCall, tree_pass: TreePass, layer: int, angles: Angles) -> None:
+        """Points a call of one layer to all rows."""
+        keys, batch = _point_to_cache(call, tree_pass, layer, angles)
+        key = tree_pass.cache.kind(layer)
+        if key not in self._rows:
+            rows = self._rows[key] = (RowCall * batch)()
+            self._held.append(rows)
+            for row, own in enumerate(rows):
+                seen = tree_pass.visible(layer, row)
+                own.mask, own.nodes, own.offset = seen.mask.data_ptr(), angles.nodes, row * keys.stride(0)
+                own.first, own.common, own.end = seen.first, seen.common, seen.end
+        call.nodes, call.batch = batch * angles.nodes, batch
+        call.rows = ctypes.addressof(self._rows[key])
+
+
+def _point_to_cache(call: AttentionCall, tree_pass: TreePass, layer: int, angles: Angles) -> tuple[torch.Tensor, int]:
+    keys, values = tree_pass.cache.buffers(layer)
+    call.threads = angles.threads
+    call.cosine, call.sine = angles.addresses
+    call.keys, call.values, call.head_stride = keys.data_ptr(), values.data_ptr(), keys.stride(1)
+    return keys, keys.shape[0]
+
+
+def point_to_sinks(call: AttentionCall, record: AttentionRecord, held: list[Any]) -> None:
     """Puts the address of the sinks, as they are now and as floats, into a call; `held` gets what must outlive it."""
     if record.sinks is not None:
         held.append(record.sinks.detach().float().contiguous())
@@ -201,7 +232,13 @@ def _record(module: Any, joined: JoinedLinear) -> AttentionRecord | None:
             return None
         template.norm_style, template.epsilon = first.style, first.epsilon
         template.q_norm, template.k_norm = (norm.weight.data_ptr() for norm in norms)
-    return AttentionRecord(kernel=found.attention, joined=joined, template=template, watch=Watch(module))
+    return AttentionRecord(
+        kernel=found.attention,
+        scratch=found.attention_scratch,
+        joined=joined,
+        template=template,
+        watch=Watch(module),
+    )
 
 
 def _head_norm(module: Any, dim: int) -> NormRecord | None:
@@ -277,7 +314,7 @@ def _agrees(record: AttentionRecord, seen: _Seen, last: nn.Module) -> bool:
 def _states_agree(record: AttentionRecord, seen: _Seen) -> bool:
     """Whether the kernel rotates queries and keys to what the layer handed over, and stores keys and values."""
     (query, key, value), call = seen.handed, AttentionCall.from_buffer_copy(record.template)
-    held: list[torch.Tensor] = []
+    held: list[Any] = []
     point_to_sinks(call, record, held)
     qkv = record.joined(seen.hidden)[0]
     keys, values = (torch.empty(key.shape[1:], dtype=key.dtype, device="cpu") for _ in range(2))
@@ -287,7 +324,7 @@ def _states_agree(record: AttentionRecord, seen: _Seen) -> bool:
     call.qkv, call.cosine, call.sine = qkv.data_ptr(), cosine.data_ptr(), sine.data_ptr()
     call.keys, call.values, call.mask, call.out = (t.data_ptr() for t in (keys, values, mask, out))
     call.nodes, call.head_stride, call.threads = TOKENS, keys.stride(0), 1
-    scratch = torch.empty(attention_scratch(call), dtype=torch.float32, device="cpu")
+    scratch = torch.empty(record.scratch(ctypes.byref(call)), dtype=torch.float32, device="cpu")
     call.scratch = scratch.data_ptr()
     record.kernel(ctypes.byref(call))
     rotated = qkv[:, : call.q_heads * call.dim].view(TOKENS, call.q_heads, call.dim).transpose(0, 1)

@@ -80,13 +80,12 @@ def _hidden(
     angles = modules["rotary_emb"](hidden, position_ids=positions)
     if not takes_pass(record.layers[0], hidden, angles, tree_pass):  # the others are of its dtype and rotary size
         return None
-    begin, tapped = 0, taps_of(modules["layers"])
-    if tapped is not None:
-        for tap in tapped.taps:
-            if tap > begin:
-                hidden, begin = run_layers(record.layers[begin:tap], hidden, angles, tree_pass), tap
-            tapped.put(tap, hidden)
-    return modules["norm"](run_layers(record.layers[begin:], hidden, angles, tree_pass))
+    tapped = taps_of(modules["layers"])
+    taps = () if tapped is None else tapped.taps
+    out, entered = run_layers(record.layers, hidden, angles, tree_pass, taps)
+    for tap, states in zip(taps, entered, strict=True):
+        tapped.put(tap, states)
+    return modules["norm"](out)
 
 
 # --- is it what the kernel knows? -------------------------------------------------------------------------------------

@@ -13,7 +13,14 @@ from torch import nn
 from medusa_spec.attention import TreePass
 from medusa_spec.delegation import TREE_ARGUMENT
 from medusa_spec.prepared import attention
-from medusa_spec.prepared.attention import Angles, AttentionRecord, FastAttention, point_to_row, point_to_sinks
+from medusa_spec.prepared.attention import (
+    Angles,
+    AttentionRecord,
+    FastAttention,
+    PointToBatch,
+    point_to_row,
+    point_to_sinks,
+)
 from medusa_spec.prepared.gated_mlp import FastGatedMlp, GatedRecord
 from medusa_spec.prepared.joined import JoinedLinear
 from medusa_spec.prepared.kernels import LayerCall, LinearCall, NormCall, kernels, takes
@@ -71,7 +78,7 @@ class FastDecoderLayer(Swapped):
             return super().forward(*args, **kwargs)
         if not takes_pass(record, hidden, positions, tree_pass) or not record.watch.holds():
             return super().forward(*args, **kwargs)
-        return run_layers([record], hidden, positions, tree_pass)
+        return run_layers([record], hidden, positions, tree_pass)[0]
 
 
 def takes_pass(
@@ -89,26 +96,38 @@ def run_layers(
     hidden: torch.Tensor,
     positions: tuple[torch.Tensor, torch.Tensor],
     tree_pass: TreePass,
-) -> torch.Tensor:
-    """Consecutive layers in one call per row: [B, N, H] to the same shape."""
+    taps: Sequence[int] = (),
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Consecutive layers in one call.
+
+    Args:
+        records: The layers, in order.
+        hidden: [B, N, H].
+        positions: Cosines and sines, each [B or 1, N, rotary].
+        tree_pass: The pass.
+        taps: Places in `records` of the layers whose inputs are asked for.
+
+    Returns:
+        What leaves the last layer, and what entered those of `taps`, each [B, N, H].
+    """
     found = kernels(hidden.dtype)
     assert found is not None
-    hidden, held = hidden.contiguous(), list[torch.Tensor]()
+    hidden, held = hidden.contiguous(), list[Any]()
     out, count, angles = torch.empty_like(hidden), len(records), Angles(positions, hidden.shape[0])
+    tapped = [torch.empty_like(hidden) for _ in taps]
     calls = (LayerCall * count)(*(record.template for record in records))
+    for tap, states in zip(taps, tapped, strict=True):
+        calls[tap].tap = states.data_ptr()
+    point_to = point_to_row if hidden.shape[0] == 1 else PointToBatch(held)
     for call, record in zip(calls, records, strict=True):
         point_to_sinks(call.attention, record.attention, held)
         if record.biased:
             _point_to_biases(call, record, held)
-    row_bytes = hidden[0].numel() * hidden.element_size()
-    for row in range(hidden.shape[0]):
-        for call, record in zip(calls, records, strict=True):
-            layer: Any = record.parts["self_attn"]
-            point_to_row(call.attention, tree_pass, layer.layer_idx, row, angles)
-        scratch = torch.empty(found.layers_scratch(calls, count), dtype=torch.float32, device="cpu")
-        at = row * row_bytes
-        found.layers(calls, count, hidden.data_ptr() + at, out.data_ptr() + at, scratch.data_ptr())
-    return out
+        layer: Any = record.parts["self_attn"]
+        point_to(call.attention, tree_pass, layer.layer_idx, angles)
+    scratch = torch.empty(found.layers_scratch(calls, count), dtype=torch.float32, device="cpu")
+    found.layers(calls, count, hidden.data_ptr(), out.data_ptr(), scratch.data_ptr())
+    return out, tapped
 
 
 def _point_to_biases(call: LayerCall, record: LayerRecord, held: list[torch.Tensor]) -> None:

@@ -13,9 +13,6 @@ from medusa_spec.native.build import library
 COLUMNS = 32
 """Outputs per block of packed weights, and keys per block of scores; see native/tile.h."""
 
-LANES = 16
-"""Floats per vector."""
-
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "f32"}
 """Element types that the kernels are compiled for."""
 
@@ -43,13 +40,19 @@ class LinearCall(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("inputs", _LONG), ("outputs", _LONG))
 
 
+class RowCall(ctypes.Structure):
+    """One row of a batch."""
+
+    _fields_ = (("mask", _POINTER), *((name, _LONG) for name in ("nodes", "offset", "first", "common", "end")))
+
+
 class AttentionCall(ctypes.Structure):
-    """Attention of one row."""
+    """Attention of one row, or of a batch."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("qkv", "cosine", "sine", "q_norm", "k_norm", "sinks")),
-        *((name, _POINTER) for name in ("keys", "values", "mask", "out", "wide", "scratch")),
-        *((name, _LONG) for name in ("nodes", "q_heads", "kv_heads", "dim", "rotary", "head_stride")),
+        *((name, _POINTER) for name in ("rows", "keys", "values", "mask", "out", "wide", "scratch")),
+        *((name, _LONG) for name in ("nodes", "q_heads", "kv_heads", "dim", "rotary", "batch", "head_stride")),
         *((name, _LONG) for name in ("first", "common", "end")),
         *((name, _FLOAT) for name in ("scale", "softcap", "epsilon")),
         *((name, _INT) for name in ("norm_style", "threads")),
@@ -57,11 +60,12 @@ class AttentionCall(ctypes.Structure):
 
 
 class LayerCall(ctypes.Structure):
-    """A decoder layer of one row; native/layer.c."""
+    """A decoder layer of one row or a batch; native/layer.c."""
 
     _fields_ = (
         ("hidden", _LONG),
         ("entered", _POINTER),
+        ("tap", _POINTER),
         *((name, NormCall) for name in ("first_norm", "second_norm")),
         *((name, LinearCall) for name in ("qkv", "o", "gate_up", "down")),
         ("attention", AttentionCall),
@@ -93,6 +97,7 @@ class Kernels:
         gated: (gate_up, y, rows, width, activation, threads).
         argmax: (x, int64 places, rows, width, threads).
         attention: (a pointer to an `AttentionCall`).
+        attention_scratch: (a pointer to an `AttentionCall`) to the floats of scratch that it needs.
         layers: (an array of `LayerCall`, count, x, out, scratch).
         layers_scratch: (an array of `LayerCall`, count) to the floats of scratch that they need.
         draft: (a pointer to a `DraftCall`, out, scratch).
@@ -105,6 +110,7 @@ class Kernels:
     gated: Function
     argmax: Function
     attention: Function
+    attention_scratch: Function
     layers: Function
     layers_scratch: Function
     draft: Function
@@ -123,6 +129,7 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
         "gated": [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2,
         "argmax": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
         "attention": [ctypes.POINTER(AttentionCall)],
+        "attention_scratch": [ctypes.POINTER(AttentionCall)],
         "layers": [ctypes.POINTER(LayerCall), _LONG] + [_POINTER] * 3,
         "layers_scratch": [ctypes.POINTER(LayerCall), _LONG],
         "draft": [ctypes.POINTER(DraftCall)] + [_POINTER] * 2,
@@ -156,14 +163,3 @@ def takes(x: torch.Tensor, dtype: torch.dtype) -> bool:
         and not torch.jit.is_tracing()
         and not torch.compiler.is_compiling()
     )
-
-
-def attention_scratch(call: AttentionCall) -> int:
-    """Floats of scratch for a call: queries, scores and one factor a row."""
-    rows = call.q_heads * call.nodes
-    padded, keys = _up_to(call.dim, LANES), _up_to(call.end + call.nodes - call.first, COLUMNS)
-    return rows * (padded + keys + 1)
-
-
-def _up_to(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

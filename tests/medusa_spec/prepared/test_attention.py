@@ -18,7 +18,7 @@ from medusa_spec.attention import visibility
 from medusa_spec.native.build import library
 from medusa_spec.prepare import prepare
 from medusa_spec.prepared.attention import FastAttention
-from medusa_spec.prepared.kernels import NORM_STYLES, AttentionCall, attention_scratch, kernels
+from medusa_spec.prepared.kernels import NORM_STYLES, AttentionCall, RowCall, kernels
 from medusa_spec.prepared.packed_linear import available
 from medusa_spec.prepared.swap import RECORD
 from medusa_spec.tree import shape_of
@@ -83,24 +83,24 @@ class Case:
 
     def run(self):
         """Output [N, Hq, D]; `keys` and `values` are written to, and `qkv` too."""
+        return run_call(self.call(), self.dtype)
+
+    def call(self):
+        """The call, but for `out` and `scratch`."""
         nodes = len(self.parents)
-        out = torch.empty(nodes, self.q_heads * self.dim, dtype=self.dtype)
         call = AttentionCall(nodes=nodes, q_heads=self.q_heads, kv_heads=self.kv_heads, dim=self.dim)
         call.rotary, call.head_stride, call.threads = self.rotary, self.keys.stride(0), self.threads
         call.first, call.common, call.end = self.seen.first, self.seen.common, self.seen.end
         call.scale, call.softcap, call.epsilon = self.dim**-0.5, self.softcap, 1e-6
         for name in ("qkv", "cosine", "sine", "keys", "values"):
             setattr(call, name, getattr(self, name).data_ptr())
-        call.mask, call.out = self.seen.mask.data_ptr(), out.data_ptr()
+        call.mask = self.seen.mask.data_ptr()
         if self.normed:
             call.norm_style = NORM_STYLES.index(self.normed)
             call.q_norm, call.k_norm = (weight.data_ptr() for weight in self.weights)
         if self.sink is not None:
             call.sinks = self.sink.data_ptr()
-        scratch = torch.full((attention_scratch(call),), torch.nan)
-        call.scratch = scratch.data_ptr()
-        kernels(self.dtype).attention(ctypes.byref(call))
-        return out.view(nodes, self.q_heads, self.dim)
+        return call
 
     def states(self, heads, first, weight):
         """Heads of q or k, normed and rotated as modules do, in float64 with no rounding but the inputs'."""
@@ -144,6 +144,16 @@ class Case:
             scores = torch.cat([scores, self.sink.double()[:, None, None].expand(-1, len(self.parents), 1)], dim=-1)
         weights = scores.softmax(dim=-1)[..., : keys.shape[1]]
         return torch.einsum("hns,hsd->nhd", weights, values)
+
+
+def run_call(call, dtype):
+    """Output [N, Hq, D] of a call."""
+    out = torch.empty(call.nodes, call.q_heads * call.dim, dtype=dtype)
+    asked = kernels(dtype).attention_scratch(ctypes.byref(call))
+    scratch = torch.full((asked,), torch.nan)
+    call.out, call.scratch = out.data_ptr(), scratch.data_ptr()
+    kernels(dtype).attention(ctypes.byref(call))
+    return out.view(call.nodes, call.q_heads, call.dim)
 
 
 def tree_of(nodes, seed):
@@ -226,12 +236,48 @@ def test_nodes_have_the_bits_of_one_token_passes(settings):
         assert torch.equal(alone[0], together[node])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [16, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_number_of_threads_changes_nothing(dim, dtype):
     settings = {"dtype": dtype, "parents": tree_of(33, 3), "length": 300, "dim": dim, "rotary": dim}
     results = [Case(**settings, threads=threads).run() for threads in (1, 2, 3, 8)]
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_of_a_batch_have_the_bits_of_rows_alone(threads, dtype):
+    """Trees, lengths and windows of their own; keys and values lie one row behind the other."""
+    sizes = {"groups": 3, "kv_heads": 2, "dim": 40, "rotary": 16, "dtype": dtype, "sinks": True}
+    trees = ((-1,), 70, None), ((-1, 0, 0, 1), 3, None), ((-1, 0), 40, 20)
+    rows, again = (
+        [
+            Case(parents=parents, length=length, window=window, normed="scaled", **sizes)
+            for parents, length, window in trees
+        ]
+        for _ in range(2)
+    )
+    alone = [row.run() for row in rows]
+    whole = {name: torch.cat([getattr(row, name) for row in again]) for name in ("qkv", "cosine", "sine")}
+    slots = max(row.keys.shape[1] for row in again)
+    for name in ("keys", "values"):
+        whole[name] = torch.zeros(3, 2, slots, 40, dtype=dtype)
+        for place, row in zip(whole[name], again, strict=True):
+            place[:, : row.keys.shape[1]] = getattr(row, name)
+    calls = (RowCall * 3)()
+    for number, (call, row) in enumerate(zip(calls, again, strict=True)):
+        call.mask, call.nodes, call.offset = row.seen.mask.data_ptr(), len(row.parents), number * 2 * slots * 40
+        call.first, call.common, call.end = row.seen.first, row.seen.common, row.seen.end
+    batch = again[0].call()
+    for name, tensor in whole.items():
+        setattr(batch, name, tensor.data_ptr())
+    batch.nodes, batch.batch, batch.rows = 7, 3, ctypes.addressof(calls)
+    batch.head_stride, batch.threads = slots * 40, threads
+    assert torch.equal(run_call(batch, dtype), torch.cat(alone))
+    for number, row in enumerate(rows):
+        for name in ("keys", "values"):
+            got, expected = whole[name][number, :, : row.keys.shape[1]], getattr(row, name)
+            torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -20,7 +20,7 @@ from medusa_spec.prepared.kernels import (
     LayerCall,
     LinearCall,
     NormCall,
-    attention_scratch,
+    RowCall,
     kernels,
     readable,
     takes,
@@ -159,15 +159,19 @@ def test_nan_and_infinity_pass_through(dtype):
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_layer_kernel_asks_for_room_for_its_parts(dtype):
-    """Inputs, elements in between and what attention itself asks for: `attention_scratch` is native/layer.c's too."""
+    """Inputs, elements in between and what attention itself asks for; of a batch, for each of its rows."""
     attention = AttentionCall(nodes=5, q_heads=4, kv_heads=2, dim=24, first=3, common=4, end=40)
     sizes = {"qkv": (48, 192), "o": (96, 48), "gate_up": (48, 128), "down": (64, 48)}
     linears = {name: LinearCall(inputs=inputs, outputs=outputs) for name, (inputs, outputs) in sizes.items()}
     call = LayerCall(hidden=48, attention=attention, **linears)
-    phases, room = 10 * 16, 5 * (96 + 192 + 48 + 64) + attention_scratch(attention)
+    asked = kernels(dtype).attention_scratch
+    assert asked(attention) == 4 * 5 * (32 + 64 + 1)
+    phases, room = 11 * 16, 5 * (96 + 192 + 48 + 64) + asked(attention)
     assert kernels(dtype).layers_scratch(ctypes.byref(call), 1) == room + phases
     assert kernels(dtype).layers_scratch((LayerCall * 3)(call, call, call), 3) == room + 3 * phases
-    assert attention_scratch(attention) == 4 * 5 * (32 + 64 + 1)
+    rows = (RowCall * 2)(RowCall(nodes=2, first=3, end=40), RowCall(nodes=3, end=90))
+    attention.rows, attention.batch = ctypes.addressof(rows), 2
+    assert asked(attention) == 4 * (2 * (32 + 64 + 1) + 3 * (32 + 96 + 1))
 
 
 @needs_kernels
