@@ -15,7 +15,8 @@ SELF = "self"
 
 _AT_LEAST_ONE = (
     "max_length num_heads num_layers rank epochs batch_positions shard_positions batch_tokens save_steps "
-    "tree_width max_tree_size self_conversations self_new_tokens report_prompts report_new_tokens"
+    "tree_width max_tree_size self_conversations self_new_tokens distil_new_tokens distil_batch report_prompts "
+    "report_new_tokens"
 )
 
 
@@ -70,6 +71,13 @@ class FinetuneConfig:
         report_new_tokens: Tokens decoded per prompt of the report.
         self_conversations: Conversations written for `data=("self",)`.
         self_new_tokens: Longest answer written for `data=("self",)`.
+        self_openings: Words with which the prompts of `data=("self",)` begin, in turn: the tasks that users come with;
+            none leaves the first word to the model, too.
+        distil: The target answers the prompts of `data` itself: other people's answers cost acceptance.
+        distil_new_tokens: Longest of those answers.
+        distil_temperature: At which the model's own answers are sampled, of `distil` and of `data=("self",)`; 0 takes
+            the likeliest tokens.
+        distil_batch: Texts that the model writes side by side.
 
     Raises:
         ConfigError: If a value is out of range, naming it.
@@ -117,9 +125,14 @@ class FinetuneConfig:
     report_new_tokens: int = 128
     self_conversations: int = 2000
     self_new_tokens: int = 224
+    self_openings: tuple[str, ...] = ()
+    distil: bool = False
+    distil_new_tokens: int = 256
+    distil_temperature: float = 0.0
+    distil_batch: int = 56
 
     def __post_init__(self) -> None:
-        for name in ("data", "sources"):
+        for name in ("data", "sources", "self_openings"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, (value,))
@@ -163,6 +176,10 @@ class FinetuneConfig:
                 f"feature_weight must be 0 or more, and 0 unless kind is one of {', '.join(MIMICS)}, got "
                 f"{self.feature_weight} with kind {self.kind!r}"
             )
+        if not self.distil_temperature >= 0:
+            raise ConfigError(f"distil_temperature must be 0 or more, got {self.distil_temperature}")
+        if self.distil and SELF in self.data:
+            raise ConfigError("distil must be off for data = 'self', whose answers are the model's own already")
         if self.dtype not in get_args(DType):
             raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}, got {self.dtype!r}")
 

@@ -1,7 +1,7 @@
 """The data stage: conversations in, token ids with masks out, split into train and held-out."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from medusa_spec.files import write_json
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.chat import chat_template_hash, has_generation_marks, render
 from medusa_spec.finetune.config import SELF, FinetuneConfig
-from medusa_spec.finetune.records import Message, Record, fingerprint, read_records
+from medusa_spec.finetune.records import Message, Record, fingerprint, select
 from medusa_spec.finetune.tokens import TokenWriter
 
 SPLITS = ("train", "held_out")
@@ -21,7 +21,9 @@ SPLITS = ("train", "held_out")
 
 def settings(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What the data stage's result depends on."""
-    if config.data == (SELF,):
+    if config.distil:
+        inputs = ["distil", stages.read_done(Path(config.output), "distil")["hash"]]
+    elif config.data == (SELF,):
         inputs = ["self", config.self_conversations, config.self_new_tokens, config.seed, config.dtype]
     else:
         inputs = [fingerprint(name) for name in config.data]
@@ -73,24 +75,6 @@ def run_data(config: FinetuneConfig, target: HasTokenizer) -> dict[str, Any]:
     return manifest
 
 
-def select(names: Iterable[str], sources: tuple[str, ...] | None) -> Iterator[Record]:
-    """The records of all inputs whose `source` is among `sources`.
-
-    Raises:
-        DataError: If none is left.
-    """
-    seen: Counter[str | None] = Counter()
-    kept = 0
-    for name in names:
-        for record in read_records(name):
-            seen[record.source] += 1
-            if sources is None or record.source in sources:
-                kept += 1
-                yield record
-    if not kept:
-        raise DataError(f"sources must name at least one source of the data: {dict(seen)}, got {sources}")
-
-
 def held_out_keys(records: Iterable[Record], share: float) -> set[str]:
     """Split keys of the held-out conversations: chosen by hash, so that order and additions move nothing.
 
@@ -128,7 +112,9 @@ def held_out_prompts(config: FinetuneConfig, limit: int) -> list[tuple[tuple[Mes
 
 
 def input_names(config: FinetuneConfig) -> list[str]:
-    """The inputs of the stage: the given ones, or what the self stage wrote."""
+    """The inputs of the stage: the given ones, or what the model wrote."""
+    if config.distil:
+        return [str(Path(config.output) / "distil.jsonl")]
     return [str(Path(config.output) / "self.jsonl")] if config.data == (SELF,) else list(config.data)
 
 

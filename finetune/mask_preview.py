@@ -5,7 +5,8 @@ from itertools import islice
 
 from medusa_spec.finetune.chat import render
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.data import HasTokenizer, select
+from medusa_spec.finetune.data import HasTokenizer
+from medusa_spec.finetune.records import select
 from medusa_spec.finetune.target import Target
 
 COLOUR = ("\x1b[32;1m", "\x1b[0m")

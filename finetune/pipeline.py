@@ -11,6 +11,7 @@ from medusa_spec.finetune import stages as marks
 from medusa_spec.finetune.calibrate import run_calibrate
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
+from medusa_spec.finetune.distil import run_distil
 from medusa_spec.finetune.report import run_report
 from medusa_spec.finetune.selfdata import run_self
 from medusa_spec.finetune.states import run_states
@@ -19,6 +20,7 @@ from medusa_spec.finetune.train import run_train
 
 STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
     "self": run_self,
+    "distil": run_distil,
     "data": run_data,
     "states": run_states,
     "train": run_train,
@@ -72,9 +74,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for field in fields(FinetuneConfig):
         if field.name == "reverse":
             continue
+        if field.type is bool:
+            parser.add_argument(f"--{field.name}", action="store_true")
+            continue
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
-            nargs="+" if field.name in ("data", "sources", "options") else None,
+            nargs="+" if field.name in ("data", "sources", "options", "self_openings") else None,
             type=_TYPES.get(str(field.type).split(" |")[0], str),
             required=field.name in ("model", "data", "output"),
             default=argparse.SUPPRESS,

@@ -4,7 +4,8 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Record:
         return hashlib.sha256(json.dumps(head, ensure_ascii=False).encode()).hexdigest()
 
 
-def read_records(name: str) -> Iterator[Record]:
+def read_records(name: str, *, answered: bool = True) -> Iterator[Record]:
     """Records of a file (`.jsonl`, `.json` with one record a line, `.gz` of them, `.parquet`) or a hub data set.
 
     Raises:
@@ -55,9 +56,32 @@ def read_records(name: str) -> Iterator[Record]:
     found = False
     for place, value in _lines(path) if path.is_file() else _data_set(name):
         found = True
-        yield parse_record(value, place)
+        yield parse_record(value, place, answered=answered)
     if not found:
         raise DataError(f"data {name!r} must hold at least one record, but it is empty")
+
+
+def select(names: Iterable[str], sources: tuple[str, ...] | None, *, answered: bool = True) -> Iterator[Record]:
+    """The records of all inputs whose `source` is among `sources`.
+
+    Args:
+        names: Files and data sets.
+        sources: None takes all.
+        answered: Whether a record must hold an answer.
+
+    Raises:
+        DataError: If none is left.
+    """
+    seen: Counter[str | None] = Counter()
+    kept = 0
+    for name in names:
+        for record in read_records(name, answered=answered):
+            seen[record.source] += 1
+            if sources is None or record.source in sources:
+                kept += 1
+                yield record
+    if not kept:
+        raise DataError(f"sources must name at least one source of the data: {dict(seen)}, got {sources}")
 
 
 def fingerprint(name: str) -> str:
@@ -75,8 +99,13 @@ def fingerprint(name: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def parse_record(value: Any, place: str) -> Record:
+def parse_record(value: Any, place: str, *, answered: bool = True) -> Record:
     """A record from its parsed JSON.
+
+    Args:
+        value: The JSON.
+        place: File and line.
+        answered: Whether it must hold an answer; otherwise a prompt is enough.
 
     Raises:
         DataError: If it has none of the known forms, or a turn lacks role or content.
@@ -90,10 +119,12 @@ def parse_record(value: Any, place: str) -> Record:
         "license": _optional_text(value, "license", place) or _optional_text(value, "licence", place),
     }
     if value.get("messages") is not None:
-        return Record(messages=_messages(value["messages"], place), **common)
+        return Record(messages=_messages(value["messages"], place, answered), **common)
     if value.get("prompt") is not None and value.get("completion") is not None:
         turns = _as_turns(value["prompt"], "user", place) + _as_turns(value["completion"], "assistant", place)
-        return Record(messages=_messages(turns, place), **common)
+        return Record(messages=_messages(turns, place, answered), **common)
+    if value.get("prompt") is not None and not answered:
+        return Record(messages=_messages(_as_turns(value["prompt"], "user", place), place, answered), **common)
     if isinstance(value.get("text"), str):
         if not value["text"]:
             raise DataError(f"{place}: text must not be empty")
@@ -116,7 +147,7 @@ def _as_turns(value: Any, role: str, place: str) -> list[Any]:
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
-def _messages(turns: Any, place: str) -> tuple[Message, ...]:
+def _messages(turns: Any, place: str, answered: bool) -> tuple[Message, ...]:
     if not isinstance(turns, list) or not turns:
         raise DataError(f"{place}: messages must be a non-empty list of turns, got {turns!r}")
     for index, turn in enumerate(turns):
@@ -124,7 +155,7 @@ def _messages(turns: Any, place: str) -> tuple[Message, ...]:
             raise DataError(f"{place}: turn {index} must have `role` and `content`, got {turn!r}")
         if turn["role"] not in ROLES:
             raise DataError(f"{place}: turn {index} must have a role of {', '.join(ROLES)}, got {turn['role']!r}")
-    if all(turn["role"] != "assistant" for turn in turns):
+    if answered and all(turn["role"] != "assistant" for turn in turns):
         raise DataError(
             f"{place}: messages must hold an assistant turn, since heads learn from answers; got only "
             f"{sorted({turn['role'] for turn in turns})}"

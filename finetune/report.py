@@ -1,6 +1,5 @@
 """The report stage: the real decoder on held-out prompts, and all figures of the run in one place."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from medusa_spec.files import read_json, write_json, write_text
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import held_out_prompts
+from medusa_spec.finetune.loops import loops
 from medusa_spec.finetune.model_card import model_card
 from medusa_spec.finetune.plots import draw_plots
 from medusa_spec.finetune.report_text import report_text
@@ -19,9 +19,6 @@ from medusa_spec.finetune.train import load_trained
 from medusa_spec.measure import compare
 from medusa_spec.model import MedusaModel
 from medusa_spec.prompts import Prompt, encode
-
-LOOP_WINDOW = 64
-LOOP_GRAM = 8
 
 
 def settings(config: FinetuneConfig) -> dict[str, Any]:
@@ -82,16 +79,6 @@ def decode(config: FinetuneConfig, target: Target) -> Comparison:
         )
     finally:
         wrapped.detach()
-
-
-def loops(tokens: Sequence[int]) -> bool:
-    """Whether an answer ends in repetition: most 8-grams of its last 64 tokens occur more than once.
-
-    A small model under greedy decoding loops, and a loop is easy to guess: it flatters μ.
-    """
-    last = tokens[-LOOP_WINDOW:]
-    grams = [tuple(last[i : i + LOOP_GRAM]) for i in range(len(last) - LOOP_GRAM + 1)]
-    return len(grams) > LOOP_GRAM and len(set(grams)) < len(grams) / 2
 
 
 def without_loops(comparison: Comparison) -> dict[str, Any]:

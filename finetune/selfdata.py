@@ -3,21 +3,22 @@
 Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompting Aligned LLMs with Nothing".
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
-
+from medusa_spec.batch import Sampling
 from medusa_spec.errors import DataError
-from medusa_spec.files import write_text
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import SELF, FinetuneConfig
+from medusa_spec.finetune.jsonl import Object, in_shards, write_objects
 from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.writer import Prompt, Writer
 
-BATCH = 16
-PROMPT_TOKENS = 96
+SHARD = 256
+"""Conversations asked for per shard: what a kill can cost."""
+
+PROMPT_TOKENS = 256
+PROMPTS = Sampling(temperature=1.0, top_k=1024, top_p=0.95)
 MARK = "MEDUSA-SPEC-PROMPT"
 
 
@@ -28,14 +29,17 @@ def settings(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "revision": config.revision,
         "conversations": config.self_conversations,
         "new_tokens": config.self_new_tokens,
+        "openings": config.self_openings,
+        "temperature": config.distil_temperature,
+        "batch": config.distil_batch,
+        "max_length": config.max_length,
         "seed": config.seed,
         "dtype": str(target.dtype),
     }
 
 
 def run_self(config: FinetuneConfig, target: Target) -> dict[str, Any]:
-    """Writes `self.jsonl`, in shards of a batch each, so that a run that was stopped goes on; does nothing if other
-    data are given.
+    """Writes `self.jsonl`, in shards, so that a run that was stopped goes on; does nothing if other data are given.
 
     Raises:
         DataError: If the model has no chat template, or wrote nothing that can be used.
@@ -45,23 +49,23 @@ def run_self(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     output, wanted = Path(config.output), settings(config, target)
     if stages.begin(output, "self", wanted):
         return dict(stages.read_done(output, "self")["result"])
-    folder = output / "self"
-    folder.mkdir(exist_ok=True)
     opening = user_opening(target)
-    shards = -(-config.self_conversations // BATCH)
-    for number in tqdm(range(shards), desc="self", unit="batch"):
-        path = folder / f"{number:05d}.jsonl"
-        if not path.exists():
-            torch.manual_seed(config.seed * 1_000_003 + number)
-            write_text(path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in _batch(config, target, opening)))
-    # Split at line feeds alone: JSON leaves other separators of lines, U+2028 for one, as they are.
-    shard_texts = [(folder / f"{number:05d}.jsonl").read_text(encoding="utf-8") for number in range(shards)]
-    lines = [line for text in shard_texts for line in text.split("\n") if line]
-    unique = list({json.loads(line)["messages"][0]["content"]: line for line in reversed(lines)}.values())[::-1]
+    with Writer(config, target) as writer:
+        records = in_shards(
+            output / "self",
+            "self",
+            -(-config.self_conversations // SHARD),
+            lambda number: write_shard(config, writer, opening, number),
+        )
+    unique = list({record["messages"][0]["content"]: record for record in reversed(records)}.values())[::-1]
     if not unique:
         raise DataError(f"the model {config.model!r} wrote no prompt that ends by itself; give data instead")
-    write_text(output / "self.jsonl", "".join(f"{line}\n" for line in unique))
-    result = {"conversations": len(unique), "asked": config.self_conversations}
+    write_objects(output / "self.jsonl", unique)
+    result = {
+        "conversations": len(unique),
+        "asked": config.self_conversations,
+        "loops": sum(r["loops"] for r in unique),
+    }
     stages.finish(output, "self", wanted, result)
     return result
 
@@ -83,51 +87,31 @@ def user_opening(target: Target) -> str:
     return before
 
 
-def _batch(config: FinetuneConfig, target: Target, opening: str) -> list[dict[str, Any]]:
-    """One batch of conversations: prompts sampled, answers greedy."""
-    wanted = _generate(target, [opening] * BATCH, PROMPT_TOKENS, do_sample=True, temperature=1.0, top_p=0.95, top_k=0)
-    prompts = [text.strip() for text, finished in wanted if finished]
-    prompts = [text for text in dict.fromkeys(prompts) if text]
-    if not prompts:
-        return []
-    rendered = [
-        str(
-            target.tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            )
-        )
-        for text in prompts
+def write_shard(config: FinetuneConfig, writer: Writer, opening: str, number: int) -> list[Object]:
+    """Conversations of one shard: prompts sampled behind the openings in turn, and answers to those that ended."""
+    first, openings = number * SHARD, config.self_openings or ("",)
+    asked = range(first, min(first + SHARD, config.self_conversations))
+    begun = {place: openings[place % len(openings)] for place in asked}
+    prompts = [Prompt(key=place, text=opening + words, seed=("self", place)) for place, words in begun.items()]
+    written = {text.key: text for text in writer.write(prompts, PROMPT_TOKENS, PROMPTS) if text.finished}
+    asks = {place: (words + written[place].text).strip() for place, words in begun.items() if place in written}
+    asks = {place: words for words, place in {words: place for place, words in reversed(asks.items()) if words}.items()}
+    chats = [
+        Prompt(key=place, text=writer.chat([{"role": "user", "content": asks[place]}]), seed=("answer", place))
+        for place in sorted(asks)
     ]
-    answers = _generate(target, rendered, config.self_new_tokens, do_sample=False)
+    answers = writer.write(chats, config.self_new_tokens, Sampling(temperature=config.distil_temperature))
+    found = {answer.key: answer for answer in answers if answer.text}
     return [
         {
             "source": SELF,
-            "finished": finished,
-            "messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}],
+            "finished": found[place].finished,
+            "loops": found[place].loops,
+            "messages": [
+                {"role": "user", "content": asks[place]},
+                {"role": "assistant", "content": found[place].text},
+            ],
         }
-        for prompt, (answer, finished) in zip(prompts, answers, strict=True)
-        if answer
+        for place in sorted(asks)
+        if place in found
     ]
-
-
-def _generate(target: Target, texts: list[str], new_tokens: int, **sampling: Any) -> list[tuple[str, bool]]:
-    """(text, ended by itself) for each prompt text; the batch is padded on the left."""
-    encoded = [target.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    width = max(map(len, encoded))
-    eos = sorted(target.eos_ids)
-    pad = target.tokenizer.pad_token_id if target.tokenizer.pad_token_id is not None else eos[0]
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in encoded])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in encoded])
-    out = target.model.generate(
-        input_ids=ids.to(target.model.device),
-        attention_mask=mask.to(target.model.device),
-        max_new_tokens=new_tokens,
-        eos_token_id=eos,
-        pad_token_id=pad,
-        **sampling,
-    )
-    results = []
-    for row in out[:, width:].tolist():
-        end = next((i for i, token in enumerate(row) if token in target.eos_ids), None)
-        results.append((str(target.tokenizer.decode(row[:end])), end is not None))
-    return results

@@ -1,7 +1,8 @@
 """Keys and values of prefix and tree. The only file that reads Hugging Face caches; knows no attention, no models."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -269,6 +270,46 @@ class SlabCache(Cache):
                 used = slab.used(self.lengths)[row]
                 slab.move(row, torch.tensor([used + node for node in moved]), used + settled)
         self.lengths[row] += len(path)
+
+    # --- rows that come and go ----------------------------------------------------------------------------------------
+
+    def empty(self, row: int) -> None:
+        """Forgets a row of a sealed cache, which another text may fill."""
+        self.lengths[row] = 0
+        for slab in self._slabs:
+            slab.bases[row] = 0
+
+    @contextmanager
+    def only(self, row: int) -> Iterator["SlabCache"]:
+        """Within it, one row of a sealed cache as a cache of its own, in the same memory, which must suffice."""
+        view = SlabCache.__new__(SlabCache)
+        Cache.__init__(view, layers=[SlabLayer(view, layer.window) for layer in self.layers])
+        view.lengths, view._slabs = [self.lengths[row]], []
+        places = {id(layer): index for index, layer in enumerate(self.layers)}
+        for slab in self._slabs:
+            layers = [view.layers[places[id(layer)]] for layer in slab.layers]
+            part = slice(row, row + 1)
+            own = replace(
+                slab, layers=layers, keys=slab.keys[:, part], values=slab.values[:, part], bases=slab.bases[part]
+            )
+            for layer, whole in zip(layers, slab.layers, strict=True):
+                layer.slab, layer.dtype, layer.device, layer.is_initialized = own, whole.dtype, whole.device, True
+            own.hand_out()
+            view._slabs.append(own)
+        yield view
+        assert all(own.capacity == slab.capacity for own, slab in zip(view._slabs, self._slabs, strict=True)), "it grew"
+        self.lengths[row] = view.lengths[0]
+        for own, slab in zip(view._slabs, self._slabs, strict=True):
+            slab.bases[row] = own.bases[0]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keeps these rows of a sealed cache, in this order, and frees the others."""
+        self.lengths = [self.lengths[row] for row in rows]
+        index = torch.tensor(rows)
+        for slab in self._slabs:
+            slab.keys, slab.values = (part.index_select(1, index.to(part.device)) for part in (slab.keys, slab.values))
+            slab.bases = [slab.bases[row] for row in rows]
+            slab.hand_out()
 
     # --- exchange with caches of fixed capacity -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from medusa_spec.checkpoint import read_config
 from medusa_spec.finetune import run_pipeline
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.report import loops, run_report
+from medusa_spec.finetune.report import run_report
 from medusa_spec.finetune.target import Target
 from medusa_spec.testing import tiny_tokenizer
 
@@ -35,13 +35,6 @@ def test_the_heads_know_what_was_measured(finished: FinetuneConfig) -> None:
     assert training["measured"]["mu"] == figures["measured"]["mu"]
     assert "without_loops" in training["measured"]
     assert f"μ {training['measured']['mu']:.3f}" in (folder / "README.md").read_text()
-
-
-def test_loops_are_seen_and_prose_is_not() -> None:
-    assert loops(list(range(50)) + [1, 2, 3] * 30)
-    assert not loops(list(range(200)))
-    assert not loops([1, 2, 3])
-    assert not loops([1, 2, 3] * 30 + list(range(64)))
 
 
 def test_prompts_that_learnt_positions_cannot_hold_are_left_out(make_config: MakeConfig, tmp_path: Path) -> None:

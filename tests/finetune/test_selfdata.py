@@ -19,7 +19,7 @@ MakeConfig = Callable[..., FinetuneConfig]
 @pytest.fixture
 def config(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FinetuneConfig:
     """A run without data, of three small batches."""
-    monkeypatch.setattr(selfdata, "BATCH", 8)
+    monkeypatch.setattr(selfdata, "SHARD", 8)
     return make_config(
         tmp_path / "run", data="self", self_conversations=24, self_new_tokens=20, held_out=0.3, tree_size=2
     )
@@ -51,7 +51,7 @@ def test_a_stopped_and_resumed_run_writes_the_same(
     run_self(config, Target(config))
     values = config.to_dict() | {"output": str(tmp_path / "stopped")}
     other = FinetuneConfig.from_dict(values)
-    real, calls = selfdata._batch, []
+    real, calls = selfdata.write_shard, []
 
     def stop(*args: Any) -> Any:
         calls.append(1)
@@ -59,12 +59,21 @@ def test_a_stopped_and_resumed_run_writes_the_same(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(selfdata, "_batch", stop)
+    monkeypatch.setattr(selfdata, "write_shard", stop)
     with pytest.raises(KeyboardInterrupt):
         run_self(other, Target(other))
     torch.manual_seed(99)
     run_self(other, Target(other))
     assert lines(other) == lines(config) and len(calls) == 4  # two whole batches were kept
+
+
+def test_prompts_begin_with_the_openings_in_turn(config: FinetuneConfig) -> None:
+    openings = ("red cat ", "blue dog ")
+    given = FinetuneConfig.from_dict(config.to_dict() | {"self_openings": openings})
+    run_self(given, Target(given))
+    asked = [record["messages"][0]["content"] for record in lines(given)]
+    assert {words[: len("red cat")].strip() for words in asked} == {"red cat", "blue do"}
+    assert all(words.startswith(tuple(opening.strip() for opening in openings)) for words in asked)
 
 
 def test_heads_can_be_trained_without_any_data(config: FinetuneConfig) -> None:
@@ -88,11 +97,11 @@ def test_the_opening_is_what_stands_before_the_users_words(config: FinetuneConfi
 def test_separators_of_lines_in_an_answer_part_no_lines(
     config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def batch(*args: Any) -> list[dict[str, Any]]:
+    def shard(*args: Any) -> list[dict[str, Any]]:
         turns = [{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "c\u0085d\ne"}]
-        return [{"source": "self", "finished": True, "messages": turns}]
+        return [{"source": "self", "finished": True, "loops": False, "messages": turns}]
 
-    monkeypatch.setattr(selfdata, "_batch", batch)
+    monkeypatch.setattr(selfdata, "write_shard", shard)
     assert run_self(config, Target(config))["conversations"] == 1
     (line,) = (Path(config.output) / "self.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n")
     assert json.loads(line)["messages"][1]["content"] == "c\u0085d\ne"

@@ -1,0 +1,142 @@
+"""The distil stage: the target answers the prompts itself, since heads are to guess its words and nobody else's."""
+
+import time
+from collections import deque
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from medusa_spec.batch import Sampling
+from medusa_spec.errors import DataError
+from medusa_spec.finetune import stages
+from medusa_spec.finetune.chat import chat_template_hash
+from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.jsonl import Object, in_shards, write_objects
+from medusa_spec.finetune.records import Message, Record, fingerprint, select
+from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.writer import Prompt, Writer
+
+SHARD = 256
+"""Conversations per shard: what a kill can cost."""
+
+
+def settings(config: FinetuneConfig, target: Target) -> dict[str, Any]:
+    """What the stage's result depends on."""
+    return {
+        "model": config.model,
+        "revision": config.revision,
+        "inputs": [fingerprint(name) for name in config.data],
+        "sources": config.sources,
+        "new_tokens": config.distil_new_tokens,
+        "temperature": config.distil_temperature,
+        "batch": config.distil_batch,
+        "max_length": config.max_length,
+        "chat_template": chat_template_hash(target.tokenizer),
+        "seed": config.seed,
+        "dtype": str(target.dtype),
+    }
+
+
+def run_distil(config: FinetuneConfig, target: Target) -> dict[str, Any]:
+    """Writes `distil.jsonl`, in shards, so that a run that was stopped goes on; does nothing unless `config.distil`.
+
+    Returns:
+        Counts: conversations, answers, tokens, those that did not end or went round in circles.
+
+    Raises:
+        DataError: If the tokenizer has no chat template, or a record is a text without turns.
+    """
+    if not config.distil:
+        return {}
+    output, wanted = Path(config.output), settings(config, target)
+    if stages.begin(output, "distil", wanted):
+        return dict(stages.read_done(output, "distil")["result"])
+    if target.tokenizer.chat_template is None:
+        raise DataError("distil needs a tokenizer with a chat template, but it has none; give answers as data instead")
+    records = list(select(config.data, config.sources, answered=False))
+    began = time.perf_counter()
+    with Writer(config, target) as writer:
+        shards = [records[start : start + SHARD] for start in range(0, len(records), SHARD)]
+        found = in_shards(
+            output / "distil",
+            "distil",
+            len(shards),
+            lambda number: answer_shard(config, writer, shards[number], number * SHARD),
+        )
+        speed = writer.tokens / (time.perf_counter() - began)
+    kept = [{name: value for name, value in record.items() if name != "tokens"} for record in found]
+    if not kept:
+        raise DataError(f"data must hold prompts that leave room for an answer within max_length = {config.max_length}")
+    write_objects(output / "distil.jsonl", kept)
+    result = {
+        "conversations": len(kept),
+        "dropped": len(records) - len(kept),
+        "tokens": sum(record["tokens"] for record in found),
+        "unfinished": sum(not record["finished"] for record in kept),
+        "loops": sum(record["loops"] for record in kept),
+        "tokens_per_second": round(speed, 1),
+    }
+    stages.finish(output, "distil", wanted, result)
+    return result
+
+
+def answer_shard(config: FinetuneConfig, writer: Writer, records: list[Record], first: int) -> list[Object]:
+    """The conversations of one shard with the target's own answers, turn by turn; those without room are left out."""
+    for record in records:
+        if record.text is not None:
+            raise DataError(
+                f"{record.place}: distil needs turns, `messages` or a `prompt`, got `text` alone; leave it out, or "
+                "train on the texts as they are, without distil"
+            )
+    open_turns = {place: _Open(record) for place, record in enumerate(records, start=first)}
+    waiting = deque(turns.prompt(writer, place) for place, turns in open_turns.items())
+    answers = writer.write(waiting, config.distil_new_tokens, Sampling(temperature=config.distil_temperature))
+    for answer in answers:
+        turns = open_turns[int(str(answer.key))]
+        turns.add(answer.text, answer.finished, answer.loops, answer.tokens)
+        if turns.goes_on:
+            waiting.append(turns.prompt(writer, int(str(answer.key))))
+    return [turns.to_object() for turns in open_turns.values() if turns.tokens]
+
+
+class _Open:
+    """A conversation whose answers are being written: the record's own answers are left out."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.turns: list[Message] = []
+        self.tokens, self.finished, self.loops = 0, True, False
+        self._rest = deque(record.messages)
+        self._take()
+
+    def _take(self) -> None:
+        """What stands before the next answer."""
+        while self._rest and self._rest[0]["role"] != "assistant":
+            self.turns.append(self._rest.popleft())
+        if self._rest:
+            self._rest.popleft()
+
+    def prompt(self, writer: Writer, place: int) -> Prompt:
+        return Prompt(key=place, text=writer.chat(self.turns), seed=("distil", place, len(self.turns)))
+
+    def add(self, text: str, finished: bool, loops: bool, tokens: int) -> None:
+        self.turns.append({"role": "assistant", "content": text})
+        self.finished, self.loops, self.tokens = finished, loops, self.tokens + tokens
+        if finished:
+            self._take()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the user's next words stand there; after an answer that did not end, a user would not go on."""
+        return self.finished and self.turns[-1]["role"] != "assistant"
+
+    def to_object(self) -> Object:
+        last = max(place for place, turn in enumerate(self.turns) if turn["role"] == "assistant")
+        found: Object = {
+            "messages": list(islice(self.turns, last + 1)),
+            "finished": self.finished,
+            "loops": self.loops,
+            "tokens": self.tokens,
+        }
+        named = {"source": self.record.source, "license": self.record.license}
+        return found | {name: value for name, value in named.items() if value is not None}

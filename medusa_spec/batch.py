@@ -1,0 +1,213 @@
+"""Many texts decoded plainly, side by side; where one ends the next begins. Knows no drafts and no generate()."""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from medusa_spec.attention import TreePass
+from medusa_spec.backbone import Backbone
+from medusa_spec.cache import SlabCache
+from medusa_spec.prefill import CHAIN
+from medusa_spec.prepared.choice import most_likely
+from medusa_spec.tree import chain
+
+SHRINK = 0.75
+"""Share of the rows in use below which a pass is made smaller, once no text is waiting."""
+
+Stop = Callable[[list[int]], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: By which logits are divided; 0 takes the likeliest token.
+        top_k: Draw from the k likeliest; None for all.
+        top_p: Draw from the fewest of those that hold this share.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+
+@dataclass(kw_only=True, eq=False)
+class Text:
+    """A prompt, and what was decoded behind it.
+
+    Attributes:
+        key: Its name for whoever asked.
+        prompt: Its ids, one or more.
+        new_tokens: Most tokens decoded.
+        seed: Of its draws: they do not depend on the texts beside it.
+        tokens: Decoded so far, the token that ended it included.
+        ended: Whether it ended with an EOS token.
+        stopped: Whether `stop` ended it.
+    """
+
+    key: Hashable
+    prompt: list[int]
+    new_tokens: int
+    seed: int = 0
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.prompt or self.new_tokens < 1:
+            raise ValueError(
+                f"prompt must hold a token and new_tokens be 1 or more, got {len(self.prompt)} and {self.new_tokens}"
+            )
+
+
+@torch.inference_mode()
+def decode_batch(
+    backbone: Backbone,
+    texts: "deque[Text] | Iterable[Text]",
+    *,
+    batch: int,
+    eos_ids: frozenset[int],
+    sampling: Sampling | None = None,
+    stop: Stop | None = None,
+) -> Iterator[Text]:
+    """Decodes texts with up to `batch` of them in a pass, one token each.
+
+    ```
+    pass     1 2 3 4 5 6 7 8 9
+    row 0    A A A D D D D D ·       a row whose text has ended takes the next one, so that passes stay full
+    row 1    B B B B B B B E E
+    row 2    C C C C C · · · ·
+    ```
+
+    Where tree passes run in one call (see `prepare`), a text has the bits that it has alone, whatever stands beside it.
+
+    Args:
+        backbone: The target.
+        texts: What is to be decoded; a deque may be added to between two results.
+        batch: Rows of a pass.
+        eos_ids: Ids that end a text.
+        sampling: How tokens are drawn; None takes the likeliest.
+        stop: Ends a text by its tokens so far.
+
+    Yields:
+        The texts, as they end.
+    """
+    waiting = texts if isinstance(texts, deque) else deque(texts)
+    sampling, running = sampling or Sampling(), list[Text | None]()
+    cache, chooser = None, _Chooser(sampling)
+    while waiting or any(running):
+        if cache is None:
+            rows = min(batch, len(waiting))
+            room = max(len(text.prompt) + text.new_tokens for text in waiting)
+            cache, running = _empty_cache(backbone, rows, room), [None] * rows
+        for row, text in enumerate(running):
+            while text is None and waiting:
+                text = waiting.popleft()
+                logits = _read(backbone, cache, row, text)
+                _push(text, chooser.choose(logits, [text])[0], eos_ids, stop)
+                if text.ended or text.stopped or len(text.tokens) == text.new_tokens:
+                    yield text
+                    text = None
+            running[row] = text
+        cache, running = _shrunk(cache, running)
+        if not running:
+            cache = None
+            continue
+        for row, token in _step(backbone, cache, running, chooser):
+            text = running[row]
+            assert text is not None
+            _push(text, token, eos_ids, stop)
+            if text.ended or text.stopped or len(text.tokens) == text.new_tokens:
+                running[row] = None
+                yield text
+
+
+def _push(text: Text, token: int, eos_ids: frozenset[int], stop: Stop | None) -> None:
+    text.tokens.append(token)
+    text.ended = token in eos_ids
+    text.stopped = not text.ended and stop is not None and stop(text.tokens)
+
+
+def _empty_cache(backbone: Backbone, rows: int, room: int) -> SlabCache:
+    """A sealed cache of as many empty rows; a token that is read and forgotten tells the shapes."""
+    cache = SlabCache(backbone.config, batch=rows)
+    ids = torch.zeros(rows, 1, dtype=torch.int64, device=backbone.device)
+    backbone.forward(ids, position_ids=torch.zeros_like(ids), cache=cache, last_only=True)
+    cache.seal(room)
+    for row in range(rows):
+        cache.empty(row)
+    return cache
+
+
+def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text) -> torch.Tensor:
+    """Reads a prompt into a row; logits [1, V] behind it."""
+    cache.empty(row)
+    cache.make_room(len(text.prompt))
+    ids = torch.tensor([text.prompt], device=backbone.device)
+    with cache.only(row) as own:
+        for part in ids.split(CHAIN, dim=1):
+            nodes = part.shape[1]
+            own.make_room(nodes)
+            tree_pass = TreePass(shape=chain(nodes - 1), cache=own, device=backbone.device)
+            out = backbone.verify(part, tree_pass, last_only=True)
+            own.keep(0, range(nodes))
+    return out.logits[0]
+
+
+def _shrunk(cache: SlabCache, running: list[Text | None]) -> tuple[SlabCache, list[Text | None]]:
+    """Without the rows that nobody waits for, if they are many."""
+    used = [row for row, text in enumerate(running) if text is not None]
+    if not used or len(used) > SHRINK * len(running):
+        return cache, running if used else []
+    cache.select(used)
+    return cache, [running[row] for row in used]
+
+
+def _step(
+    backbone: Backbone, cache: SlabCache, running: list[Text | None], chooser: "_Chooser"
+) -> list[tuple[int, int]]:
+    """One pass: (row, next token) of every running text."""
+    used = [row for row, text in enumerate(running) if text is not None]
+    last = [0 if text is None else text.tokens[-1] for text in running]
+    cache.make_room(1)
+    tree_pass = TreePass(shape=chain(0), cache=cache, device=backbone.device)
+    out = backbone.verify(torch.tensor(last, device=backbone.device)[:, None], tree_pass)
+    for row in used:
+        cache.keep(row, (0,))
+    logits = out.logits[:, 0] if len(used) == len(running) else out.logits[used, 0]
+    texts = [text for text in running if text is not None]
+    return list(zip(used, chooser.choose(logits, texts), strict=True))
+
+
+class _Chooser:
+    """Chooses the next token of each of several texts, with a generator for each."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._generators: dict[int, torch.Generator] = {}
+
+    def choose(self, logits: torch.Tensor, texts: list[Text]) -> list[int]:
+        """From logits [B, V]."""
+        if self.sampling.temperature == 0:
+            return most_likely(logits.contiguous())
+        scores, ids = logits.float() / self.sampling.temperature, None
+        if self.sampling.top_k is not None or self.sampling.top_p < 1:
+            scores, ids = scores.topk(min(self.sampling.top_k or scores.shape[1], scores.shape[1]))
+        shares = scores.softmax(-1, dtype=torch.float64).cumsum(-1)
+        if self.sampling.top_p < 1:  # the first one whose sum reaches top_p is the last that counts
+            end = (shares < self.sampling.top_p).sum(-1, keepdim=True).clamp_max(shares.shape[1] - 1)
+            total = shares.gather(1, end)
+        else:
+            total = shares[:, -1:]
+        drawn = torch.stack([self._draw(text) for text in texts])[:, None].to(shares.device) * total
+        places = torch.searchsorted(shares, drawn, right=True).clamp_max(shares.shape[1] - 1)
+        return (places if ids is None else ids.gather(1, places))[:, 0].tolist()
+
+    def _draw(self, text: Text) -> torch.Tensor:
+        """A number in 0..1 that follows from the text's seed and the position alone."""
+        if id(text) not in self._generators or not text.tokens:
+            self._generators[id(text)] = torch.Generator().manual_seed(text.seed)
+        return torch.rand((), generator=self._generators[id(text)], dtype=torch.float64)
