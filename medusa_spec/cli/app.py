@@ -207,6 +207,18 @@ def finetune(
     self_conversations: Annotated[
         int | None, typer.Option(help="Conversations that the model writes for --data self.")
     ] = None,
+    self_opening: Annotated[
+        list[str] | None,
+        typer.Option(help="Words with which prompts of --data self begin, in turn; repeatable."),
+    ] = None,
+    distil: Annotated[
+        bool, typer.Option("--distil", help="The target answers the prompts itself; prompts alone are enough.")
+    ] = False,
+    distil_new_tokens: Annotated[int | None, typer.Option(help="Longest of these answers, tokens.")] = None,
+    distil_temperature: Annotated[
+        float | None, typer.Option(min=0, help="At which the model's own answers are sampled; default: greedy.")
+    ] = None,
+    distil_batch: Annotated[int | None, typer.Option(help="Texts that the model writes side by side.")] = None,
     stage: Annotated[list[str] | None, typer.Option(help="Run only this stage; repeatable. Default: all.")] = None,
     redo: Annotated[str | None, typer.Option(help="Start afresh from this stage on, deleting what is there.")] = None,
 ) -> None:
@@ -242,6 +254,11 @@ def finetune(
         "states_from": states_from,
         "report_prompts": report_prompts,
         "self_conversations": self_conversations,
+        "self_openings": tuple(self_opening) if self_opening else None,
+        "distil": distil or None,
+        "distil_new_tokens": distil_new_tokens,
+        "distil_temperature": distil_temperature,
+        "distil_batch": distil_batch,
     }
     run(
         model=model,

@@ -55,6 +55,14 @@ def test_options_become_settings_and_the_others_keep_their_defaults(runs: list[A
     assert how == {"stages": None, "redo": None}
 
 
+def test_the_targets_own_writing_is_asked_for_by_options(runs: list[Any]) -> None:
+    options = "--model m --data a --output o --distil --distil-temperature 0.5 --distil-batch 8 --distil-new-tokens 99"
+    assert _run(*options.split(), "--self-opening", "Who ", "--self-opening", "") == 0
+    config = runs[0][1]
+    assert config.distil and config.distil_temperature == 0.5
+    assert (config.distil_batch, config.distil_new_tokens, config.self_openings) == (8, 99, ("Who ", ""))
+
+
 def test_a_family_and_its_options_become_settings(runs: list[Any]) -> None:
     options = "--model m --data a --output o --kind recurrent --option tied=false --option inner_size=16"
     assert _run(*options.split()) == 0
