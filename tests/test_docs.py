@@ -119,3 +119,11 @@ def test_a_wrong_command_is_seen() -> None:
         ["--colour"],
     ]
     assert list(commands(text, "make")) == [["coffee"]]
+
+
+def test_every_function_that_papers_are_traced_to_exists() -> None:
+    names = re.findall(r"`(medusa_spec\.[\w.]+)`", (ROOT / "docs" / "papers.md").read_text(encoding="utf-8"))
+    assert len(names) > 20
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
