@@ -114,6 +114,36 @@ def test_a_kept_chain_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     written.check()
 
 
+def test_rows_come_and_go_and_leave_the_others_alone() -> None:
+    """A row is emptied and filled by itself, in the same memory; others may be dropped."""
+    written = Written(["full_attention", "sliding_attention"], batch=3, reserve=40)
+    for _ in range(4):
+        written.step(3, [[0, 2], [0], [0, 1]])
+    cache = written.cache
+    cache.empty(1)
+    written.kept[1] = [keys[:, :0] for keys in written.kept[1]]
+    with cache.only(1) as own:
+        own.make_room(4)
+        for index, layer in enumerate(own.layers):
+            keys = torch.randn(1, HEADS, 4, DIM)
+            layer.update(keys, -keys)
+            written.kept[1][index] = keys[0]
+        own.keep(0, range(4))
+    written.check()
+    cache.select([2, 1])
+    written.batch, written.kept = 2, [written.kept[2], written.kept[1]]
+    written.check()
+    for _ in range(3):
+        written.step(3, [[0, 2], [0, 1, 2]])
+    written.check()
+
+
+def test_a_row_by_itself_may_not_outgrow_the_others() -> None:
+    written = Written(["full_attention"], batch=2)
+    with pytest.raises(AssertionError, match="it grew"), written.cache.only(0) as own:
+        own.make_room(500)
+
+
 def test_layers_of_one_kind_lie_in_one_slab() -> None:
     written = Written(["full_attention", "sliding_attention", "full_attention"])
     slabs = [layer.slab for layer in written.cache.layers]
