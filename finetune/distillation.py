@@ -1,4 +1,4 @@
-"""Losses against the target's own probabilities, in pieces that fit the memory. Knows tensors, no model and no files."""
+"""Losses against the target's own probabilities, in pieces that fit the memory. Knows no model and no files."""
 
 from collections.abc import Callable
 from typing import Any
@@ -115,22 +115,22 @@ def linear_distillation(
 ) -> torch.Tensor:
     """A loss of an LM head against the target's probabilities, without ever holding all logits.
 
-    The target's distribution p is known at its likeliest tokens alone. S are those of them that the heads can guess, m
-    their mass (the sum of p over S), q the heads' probabilities over the draft vocabulary. What is left of p, beyond the
-    likeliest tokens or outside the draft vocabulary, is claimed by nobody: no head is pulled towards it, and a position at
-    which it is large says little, so it weighs little.
+    The target's distribution p is known at its likeliest tokens alone. S are those of them that the heads can guess,
+    m their mass (the sum of p over S), q the heads' probabilities over the draft vocabulary. What is left of p, beyond
+    the likeliest tokens or outside the draft vocabulary, is claimed by nobody: no head is pulled towards it, and a
+    position at which it is large says little, so it weighs little.
 
-    | loss               | of a position                                          | mean with weights |
-    |--------------------|--------------------------------------------------------|-------------------|
-    | `kl`               | KL of p / m on S from q                                | m                 |
-    | `total_variation`  | 1 - α, where α is the sum over S of min(p, q)          | 1                 |
-    | `log_acceptance`   | -log(α / m)                                            | m                 |
-    | `lk`               | λ kl + (1 - λ) total_variation, with λ = exp(-3 mean α) | as those          |
+    | loss              | of a position                                           | weight in the mean |
+    |-------------------|---------------------------------------------------------|--------------------|
+    | `kl`              | KL divergence of q from p / m, over S                   | m                  |
+    | `total_variation` | 1 - α, where α is the sum over S of min(p, q)           | 1                  |
+    | `log_acceptance`  | -log(α / m)                                             | m                  |
+    | `lk`              | λ kl + (1 - λ) total_variation, with λ = exp(-3 mean α) | as those           |
 
-    α is the share of draws from q that rejection sampling accepts (at a position where S is all, exactly). Where p is one
-    token alone, `kl` and `log_acceptance` are the cross-entropy. `log_acceptance` and `lk` are the two of "LK Losses: Direct
-    Acceptance Rate Optimization for Speculative Decoding" (Samarin et al. 2026, arXiv 2602.23881), whose best setting, 3,
-    is `LK_DECAY`; λ is one number for all positions of a head in a step, and no gradient runs through it.
+    α is the share of draws from q that rejection sampling accepts, short of what S leaves out. Where p is one token
+    alone, `kl` and `log_acceptance` are the cross-entropy. The last two are those of "LK Losses: Direct Acceptance Rate
+    Optimization for Speculative Decoding" (Samarin et al. 2026, arXiv 2602.23881), whose best setting, 3, is
+    `LK_DECAY`; λ is one number for all positions of a head in a step, and no gradient runs through it.
 
     Args:
         loss: Name in `TERMS`.

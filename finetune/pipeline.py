@@ -15,12 +15,14 @@ from medusa_spec.finetune.report import run_report
 from medusa_spec.finetune.selfdata import run_self
 from medusa_spec.finetune.states import run_states
 from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.teacher import run_teacher
 from medusa_spec.finetune.train import run_train
 
 STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
     "self": run_self,
     "data": run_data,
     "states": run_states,
+    "teacher": run_teacher,
     "train": run_train,
     "calibrate": run_calibrate,
     "report": run_report,
@@ -74,7 +76,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             continue
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
-            nargs="+" if field.name in ("data", "sources", "options") else None,
+            nargs="+" if field.name in ("data", "sources", "options", "learning_rates") else None,
             type=_TYPES.get(str(field.type).split(" |")[0], str),
             required=field.name in ("model", "data", "output"),
             default=argparse.SUPPRESS,
