@@ -60,7 +60,7 @@ class StepBatches(Dataset[Batch], ABC):
 
 
 class PositionBatches(StepBatches):
-    """Positions in any order, for heads that read h of one position: `h` [T, H] and `targets` [T, K + 1].
+    """Positions in any order, for heads that read h of one position: see `StateRows`.
 
     The last batch of an epoch may be smaller.
     """
@@ -79,8 +79,7 @@ class PositionBatches(StepBatches):
 
     def read(self, numbers: torch.Tensor) -> Batch:
         """See `StateStore.rows`."""
-        rows = self.store.rows(numbers)
-        return {"h": rows.h, "targets": rows.targets}
+        return self.store.rows(numbers).batch()
 
 
 class TextBatches(StepBatches):
@@ -118,8 +117,7 @@ def in_order(store: StateStore, *, attends: bool, batch_positions: int = 2048) -
     """All positions at which decoding would draft, once, in the order of the store."""
     if not attends:
         for numbers in store.decoding_rows().split(batch_positions):
-            rows = store.rows(numbers)
-            yield {"h": rows.h, "targets": rows.targets}
+            yield store.rows(numbers).batch()
         return
     batch: list[Text] = []
     width = 0

@@ -16,6 +16,7 @@ from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import in_order
 from medusa_spec.finetune.chances import measure_chances
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.overlap import measure_overlap
 from medusa_spec.finetune.ranks import accuracy, measure_ranks
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
@@ -98,13 +99,15 @@ def count(config: FinetuneConfig, heads: DraftHeads) -> tuple[PathValues, dict[s
     """Counts rank paths on the held-out states.
 
     Returns:
-        The counts, and a record of positions and accuracy.
+        The counts, and a record of positions and accuracy, and of `overlap` where likeliest tokens are kept.
     """
-    store = StateStore(Path(config.output), "held_out", heads.config.num_heads)
+    store = StateStore(Path(config.output), "held_out", heads.config.num_heads, teacher=config.kept_logits > 0)
     model = TrainedHeads(heads, depth_decay=config.depth_decay)
     ranks = measure_ranks(model, in_order(store, attends=heads.attends))
     width = min(config.tree_width, heads.config.num_draft_tokens)
     record = {"positions": len(ranks), "top1": accuracy(ranks, 1), "top5": accuracy(ranks, 5)}
+    if store.teacher is not None:
+        record["overlap"] = measure_overlap(model, in_order(store, attends=heads.attends))
     return count_paths(ranks, width=width), record
 
 
@@ -203,7 +206,10 @@ def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict
     output = Path(config.output)
     data = stages.read_done(output, "data")["result"]
     train = stages.read_done(output, "train")
-    recipe = {key: value for key, value in train["settings"].items() if key not in ("states", "init_weights")}
+    hashes = ("states", "teacher", "init_weights")
+    recipe = {key: value for key, value in train["settings"].items() if key not in hashes}
+    if config.kept_logits:
+        recipe["top_logits"] = config.kept_logits
     if recipe["init_from"] is not None:
         recipe["init_from"] = Path(recipe["init_from"]).name
     return {
@@ -216,8 +222,8 @@ def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict
         },
         "recipe": recipe,
         "steps": train["result"]["steps"],
-        "draft_coverage": train["result"]["draft_coverage"],
-        "held_out": {key: calibration[key] for key in ("positions", "top1", "top5")},
+        **{key: value for key, value in train["result"].items() if key.endswith("draft_coverage")},
+        "held_out": {key: calibration[key] for key in ("positions", "top1", "top5", "overlap") if key in calibration},
         "expected_mu": {
             str(size): calibration["expected_mu"][size]
             for size in SHOWN_SIZES

@@ -10,6 +10,10 @@ from medusa_spec.heads.config import KINDS, LM_HEADS, HeadsConfig
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 MIMICS = tuple(kind for kind, family in FAMILIES.items() if family.mimics)
 """Families whose features are to be the target's h."""
+LOSSES = ("cross_entropy", "kl", "total_variation", "log_acceptance", "lk")
+"""What heads can be trained by; all but the first learn from the target's probabilities, see `distillation`."""
+TOP_LOGITS = 32
+"""Tokens per position that such a loss keeps, where none are named."""
 SELF = "self"
 """The value of `data` that asks the model to write its own prompts and answers."""
 
@@ -55,6 +59,14 @@ class FinetuneConfig:
             learn little before the first has, and cost as much.
         feature_weight: Weight of the distance between guessed features and the target's beside the cross-entropy; for
             EAGLE-1 heads.
+        loss: What heads learn: `cross_entropy`, the target's tokens; else its probabilities: `kl` to be near them,
+            `total_variation` to be accepted by rejection sampling, `log_acceptance` the same by its logarithm, `lk`
+            first the one and then the other.
+        top_logits: The target's likeliest tokens kept per position, with their probabilities; None keeps 32 if the
+            loss learns from them.
+        learning_rates: Factors on `learning_rate` for parts of the heads, by a part of the parameters' names, or
+            written `("lm_head=0.1", ...)`; those of several parts are multiplied.
+        ema: Decay of a moving average of the weights, which is evaluated and saved in their place; 0 for none.
         save_steps: Steps between training checkpoints: what a kill can cost.
         seed: Order of the data.
         dtype: Dtype of the target while its states are read; `auto` is bfloat16, or float32 on a CPU that would only
@@ -110,6 +122,10 @@ class FinetuneConfig:
     unroll: int | None = None
     unroll_ramp: float = 0.0
     feature_weight: float = 0.0
+    loss: str = "cross_entropy"
+    top_logits: int | None = None
+    learning_rates: dict[str, float] = field(default_factory=dict, hash=False)
+    ema: float = 0.0
     save_steps: int = 200
     seed: int = 0
     dtype: DType = "auto"
@@ -144,7 +160,7 @@ class FinetuneConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
-        for name, least in (("draft_vocab_size", 1), ("tree_size", 0), ("max_steps", 1)):
+        for name, least in (("draft_vocab_size", 1), ("tree_size", 0), ("max_steps", 1), ("top_logits", 0)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be an integer of {least} or more, or None, got {value!r}")
@@ -180,6 +196,10 @@ class FinetuneConfig:
             raise ConfigError(f"distil_temperature must be 0 or more, got {self.distil_temperature}")
         if self.distil and SELF in self.data:
             raise ConfigError("distil must be off for data = 'self', whose answers are the model's own already")
+        self._check_loss()
+        object.__setattr__(self, "learning_rates", _factors(self.learning_rates))
+        if not 0 <= self.ema < 1:
+            raise ConfigError(f"ema must be a decay in 0..1 and below 1, or 0 for none, got {self.ema}")
         if self.dtype not in get_args(DType):
             raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}, got {self.dtype!r}")
 
@@ -193,6 +213,21 @@ class FinetuneConfig:
         if self.unroll is None or self.unroll_ramp == 0:
             return self.unroll
         return min(self.unroll, 1 + int(progress / self.unroll_ramp * (self.unroll - 1)))
+
+    @property
+    def kept_logits(self) -> int:
+        """`top_logits`, as many as the loss asks for where it is None."""
+        if self.top_logits is not None:
+            return self.top_logits
+        return 0 if self.loss == LOSSES[0] else TOP_LOGITS
+
+    def _check_loss(self) -> None:
+        if self.loss not in LOSSES:
+            raise ConfigError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        if self.loss != LOSSES[0] and self.kept_logits == 0:
+            raise ConfigError(
+                f"top_logits must be 1 or more, or None, with loss {self.loss!r}, which learns from them, got 0"
+            )
 
     def _check_unroll(self) -> None:
         if not 0 <= self.unroll_ramp < 1 or (self.unroll_ramp and self.unroll is None):
@@ -241,3 +276,16 @@ class FinetuneConfig:
         if unknown:
             raise ConfigError(f"unknown settings {unknown}; known are {sorted(known)}")
         return cls(**values)
+
+
+def _factors(given: Any) -> dict[str, float]:
+    """`learning_rates` as a dict, from one or from texts."""
+    try:
+        found = dict(given) if isinstance(given, dict) else parse_options((given,) if isinstance(given, str) else given)
+    except ValueError as error:
+        raise ConfigError(f"learning_rates must be written part=factor, got {given!r}") from error
+    for part, factor in found.items():
+        number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not part or not number or not 0 < factor < float("inf"):
+            raise ConfigError(f"learning_rates must give each part a factor above 0, got {part!r}: {factor!r}")
+    return {part: float(factor) for part, factor in found.items()}

@@ -55,6 +55,9 @@ def _figures(training: dict[str, Any]) -> str:
     for name in ("top1", "top5"):
         shares = ", ".join(f"{share:.3f}" for share in training["held_out"][name])
         lines.append(f"- held-out top-{name[3:]} by head: {shares}")
+    if "overlap" in training["held_out"]:
+        shares = ", ".join(f"{share:.3f}" for share in training["held_out"]["overlap"])
+        lines.append(f"- held-out overlap with the base model's probabilities by head: {shares}")
     trees = ", ".join(f"{mu:.2f} ({size})" for size, mu in training["expected_mu"].items())
     lines.append(f"- expected μ by draft nodes: {trees}")
     measured = training.get("measured")

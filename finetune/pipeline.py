@@ -16,6 +16,7 @@ from medusa_spec.finetune.report import run_report
 from medusa_spec.finetune.selfdata import run_self
 from medusa_spec.finetune.states import run_states
 from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.teacher import run_teacher
 from medusa_spec.finetune.train import run_train
 
 STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
@@ -23,6 +24,7 @@ STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
     "distil": run_distil,
     "data": run_data,
     "states": run_states,
+    "teacher": run_teacher,
     "train": run_train,
     "calibrate": run_calibrate,
     "report": run_report,
@@ -66,6 +68,10 @@ def run_pipeline(
     return output
 
 
+_LISTS = ("data", "sources", "options", "self_openings", "learning_rates")
+"""Settings that take several words."""
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m medusa_spec.finetune.pipeline")
     parser.add_argument("--stages", help=f"comma-separated, among {','.join(STAGES)}; default all")
@@ -79,7 +85,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             continue
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
-            nargs="+" if field.name in ("data", "sources", "options", "self_openings") else None,
+            nargs="+" if field.name in _LISTS else None,
             type=_TYPES.get(str(field.type).split(" |")[0], str),
             required=field.name in ("model", "data", "output"),
             default=argparse.SUPPRESS,

@@ -81,7 +81,8 @@ def draft_logits(
     rows = (targets[:, 0] != UNTRAINED).nonzero().flatten()
     indices = model.indices(targets[rows])
     size = max(1, CHUNK_ELEMENTS // projection.weight.shape[0])
-    for k, z in enumerate(model.features(**moved)):
+    read = {name: tensor for name, tensor in moved.items() if not name.startswith("teacher")}
+    for k, z in enumerate(model.features(**read)):
         for part, index in zip(z.flatten(0, -2)[rows].split(size), indices[:, k].split(size), strict=True):
             yield k, model.heads.head(k).logits(part, projection), index
 

@@ -18,7 +18,7 @@ def report_text(figures: dict[str, Any], table: str, plots: Sequence[str]) -> st
         "# Report",
         f"Trained on {splits['train']['conversations']} conversations ({splits['train']['answer_tokens']} answer "
         f"tokens), held out {splits['held_out']['conversations']}; {training['steps']} steps. The draft vocabulary "
-        f"covers {training['draft_coverage']:.1%} of the answer tokens.",
+        f"covers {training['draft_coverage']:.1%} of the answer tokens{_held_out_coverage(training)}.",
         "## Heads on held-out states",
         accuracy_table(calibration),
         "## Trees",
@@ -32,13 +32,20 @@ def report_text(figures: dict[str, Any], table: str, plots: Sequence[str]) -> st
     return "\n\n".join(parts) + "\n"
 
 
+def _held_out_coverage(training: dict[str, Any]) -> str:
+    share = training.get("held_out_draft_coverage")  # runs of older versions did not count it
+    return "" if share is None else f", and {share:.1%} of those held out"
+
+
 def accuracy_table(calibration: dict[str, Any]) -> str:
-    """Top-1 and top-5 by head, as a Markdown table."""
+    """Top-1 and top-5 by head, and the overlap with the target's probabilities if known, as a Markdown table."""
+    columns = {"top-1": "top1", "top-5": "top5", "overlap": "overlap"}
+    shown = {title: calibration[key] for title, key in columns.items() if key in calibration}
     rows = [
-        f"| {head} | {top1:.3f} | {top5:.3f} |"
-        for head, (top1, top5) in enumerate(zip(calibration["top1"], calibration["top5"], strict=True))
+        f"| {head} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"
+        for head, shares in enumerate(zip(*shown.values(), strict=True))
     ]
-    return "\n".join(["| head | top-1 | top-5 |", "|---|---|---|", *rows])
+    return "\n".join(["| head | " + " | ".join(shown) + " |", "|---" * (1 + len(shown)) + "|", *rows])
 
 
 def tree_table(expected: Sequence[float], shown: dict[str, float]) -> str:

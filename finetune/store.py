@@ -1,6 +1,6 @@
 """The hidden-state store: what the target computed at the positions heads read. Knows tensors, not the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -8,6 +8,7 @@ from safetensors import safe_open
 
 from medusa_spec.errors import CheckpointError
 from medusa_spec.files import read_json, write_tensors
+from medusa_spec.finetune.teacher_shards import TeacherShards
 from medusa_spec.finetune.tokens import TokenData
 
 UNTRAINED = -100
@@ -65,10 +66,16 @@ class StateRows:
     Attributes:
         h: [T, H].
         targets: Int32 [T, K + 1], what the target chose after each position, and after that; see `StateStore.targets`.
+        teacher: `teacher_ids` and `teacher_probs`, if the store has any; see `TeacherShards.rows`.
     """
 
     h: torch.Tensor
     targets: torch.Tensor
+    teacher: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """As heads take them."""
+        return {"h": self.h, "targets": self.targets, **self.teacher}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +100,13 @@ class StateStore:
         output: Folder of the run, whose data and states are finished.
         split: `train` or `held_out`.
         num_heads: K of the heads that are to learn from it.
+        teacher: Whether the target's likeliest tokens, which the teacher stage left, belong to a batch.
 
     Raises:
         CheckpointError: If a shard is missing or has another number of rows than the manifest says.
     """
 
-    def __init__(self, output: Path, split: str, num_heads: int) -> None:
+    def __init__(self, output: Path, split: str, num_heads: int, *, teacher: bool = False) -> None:
         folder = output / "states"
         manifest = read_json(folder / "manifest.json")
         self.hidden_size: int = manifest["hidden_size"]
@@ -122,6 +130,10 @@ class StateStore:
             if self.taps:
                 self.layers.append(shard["layers"])
         self.starts = torch.cumsum(torch.tensor([0, *map(len, self.h)]), 0)
+        self.teacher: TeacherShards | None = None
+        if teacher:
+            paths = [shard_path(output / "teacher", split, number) for number in range(len(self.h))]
+            self.teacher = TeacherShards(paths, [len(h) for h in self.h], whole=self.whole)
         data = list(TokenData(output / "data", split))
         self._ids = torch.cat([conversation.input_ids for conversation in data])
         self._mask = torch.cat([conversation.mask for conversation in data])
@@ -135,12 +147,20 @@ class StateStore:
         shards = torch.bucketize(numbers, self.starts[1:], right=True)
         h = self.h[0].new_empty(len(numbers), self.hidden_size)
         targets = torch.empty(len(numbers), self.num_heads + 1, dtype=torch.int32)
+        teacher: dict[str, torch.Tensor] = {}
         for shard in shards.unique().tolist():
             places = (shards == shard).nonzero().flatten()
             local = numbers[places] - self.starts[shard]
             h[places] = self.h[shard][local]
             targets[places] = self.targets(self.conversations[shard][local], self.positions[shard][local])
-        return StateRows(h=h, targets=targets)
+            for name, column in self._taught(shard, local, targets[places]).items():
+                if name not in teacher:
+                    teacher[name] = column.new_empty(len(numbers), *column.shape[1:])
+                teacher[name][places] = column
+        return StateRows(h=h, targets=targets, teacher=teacher)
+
+    def _taught(self, shard: int, rows: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {} if self.teacher is None else self.teacher.rows(shard, rows, targets)
 
     def targets(self, conversations: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What the target chose after positions, and after that; see `make_targets`.
@@ -188,8 +208,8 @@ class StateStore:
         """Texts side by side, shorter ones filled up on the right: their rows there count for nothing.
 
         Returns:
-            `h` [B, T, H], `targets` int32 [B, T, K + 1], `tokens` int64 [B, T, K], and `layers` [B, T, L, H] where the
-            store has any.
+            `h` [B, T, H], `targets` int32 [B, T, K + 1], `tokens` int64 [B, T, K], and where the store has them
+            `layers` [B, T, L, H], `teacher_ids` and `teacher_probs` [B, T, K, k].
         """
         columns: dict[str, list[torch.Tensor]] = {}
         for text in texts:
@@ -198,6 +218,7 @@ class StateStore:
             found = {"h": self.h[text.shard][rows], "targets": self.targets(*where), "tokens": self.tokens(*where)}
             if self.taps:
                 found["layers"] = self.layers[text.shard][rows]
+            found |= self._taught(text.shard, torch.arange(rows.start, rows.stop), found["targets"])
             for name, tensor in found.items():
                 columns.setdefault(name, []).append(tensor)
         filling = {"targets": UNTRAINED}

@@ -26,12 +26,17 @@ _DEPENDS_ON = (
     "weight_decay warmup max_grad_norm depth_decay unroll unroll_ramp feature_weight save_steps seed"
 ).split()
 
+_IF_USED = "options learning_rates ema".split()
+
 
 def settings(config: FinetuneConfig) -> dict[str, Any]:
     """What the stage's result depends on."""
     found: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS_ON}
-    if config.options:
-        found["options"] = config.options
+    found |= {name: getattr(config, name) for name in _IF_USED if getattr(config, name)}
+    if config.loss != "cross_entropy":
+        found["loss"] = config.loss
+    if config.kept_logits:
+        found["teacher"] = stages.read_done(Path(config.output), "teacher")["hash"]
     found["states"] = stages.read_done(Path(config.output), "states")["hash"]
     if config.init_from is not None:
         found["init_weights"] = fingerprint(str(own_folder(config.init_from) / WEIGHTS_NAME))
@@ -64,13 +69,20 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         return dict(stages.read_done(output, "train")["result"])
     folder = output / "train"
     folder.mkdir(exist_ok=True)
-    counts = TokenData(output / "data", "train").answer_counts(target.backbone.vocab_size)
+    counts, held_out_counts = (
+        TokenData(output / "data", split).answer_counts(target.backbone.vocab_size) for split in SPLITS
+    )
     heads = start_heads(config, target.backbone, counts, target.eos_ids)
     start = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
     model = TrainedHeads(
-        heads, depth_decay=config.depth_decay, feature_weight=config.feature_weight, unroll=config.unroll
+        heads,
+        depth_decay=config.depth_decay,
+        feature_weight=config.feature_weight,
+        unroll=config.unroll,
+        loss=config.loss,
     )
-    train, held_out = (StateStore(output, split, config.num_heads) for split in SPLITS)
+    train = StateStore(output, "train", config.num_heads, teacher=config.loss != "cross_entropy")
+    held_out = StateStore(output, "held_out", config.num_heads, teacher=config.kept_logits > 0)
     history = train_heads(model, train, held_out, config, folder)
     check_trained(start, heads)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
@@ -78,7 +90,8 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     write_json(folder / "history.json", history)
     result = {
         "heads": heads.config.to_dict(),
-        "draft_coverage": 1.0 if heads.draft_ids is None else coverage(counts, heads.draft_ids.cpu()),
+        "draft_coverage": _coverage(heads, counts),
+        "held_out_draft_coverage": _coverage(heads, held_out_counts),
         "positions": len(train.decoding_rows()),
         "held_out_positions": len(held_out.decoding_rows()),
         "steps": max((int(entry["step"]) for entry in history), default=0),
@@ -189,4 +202,10 @@ def load_trained(config: FinetuneConfig, backbone: Backbone) -> DraftHeads:
 
 def _last(history: list[dict[str, float]], key: str) -> dict[str, float]:
     entries = [entry for entry in history if key in entry]
-    return {name: value for name, value in entries[-1].items() if name.startswith("top")} if entries else {}
+    return (
+        {name: value for name, value in entries[-1].items() if name.startswith(("top", "overlap"))} if entries else {}
+    )
+
+
+def _coverage(heads: DraftHeads, counts: torch.Tensor) -> float:
+    return 1.0 if heads.draft_ids is None else coverage(counts, heads.draft_ids.cpu())

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from medusa_spec.finetune.distillation import linear_distillation
 from medusa_spec.finetune.losses import depth_weights, linear_cross_entropy
 from medusa_spec.heads import DraftHeads, index_of
 
@@ -18,15 +19,23 @@ class TrainedHeads(nn.Module):
         feature_weight: Weight of the distance between what a head's LM head reads and what the target's read at the
             place of the guess, beside the cross-entropy; for families whose features are to be the target's.
         unroll: Steps that are trained, for families that attend; None is all.
+        loss: As in `FinetuneConfig`.
     """
 
     inverse: torch.Tensor
     weights: torch.Tensor
 
     def __init__(
-        self, heads: DraftHeads, *, depth_decay: float, feature_weight: float = 0.0, unroll: int | None = None
+        self,
+        heads: DraftHeads,
+        *,
+        depth_decay: float,
+        feature_weight: float = 0.0,
+        unroll: int | None = None,
+        loss: str = "cross_entropy",
     ) -> None:
         super().__init__()
+        self.loss = loss
         self.heads, self.feature_weight, self.unroll = heads, feature_weight, unroll
         vocab = heads.config.vocab_size
         inverse = torch.arange(vocab) if heads.draft_ids is None else index_of(heads.draft_ids.cpu(), vocab)
@@ -44,10 +53,14 @@ class TrainedHeads(nn.Module):
             Int64 [..., K]; -1 where a head has no target or cannot guess it.
         """
         truth = targets[..., 1:].to(torch.int64)
-        known = truth >= 0
+        return torch.where(self.known(targets), self.inverse[truth.clamp_min(0)], -1)
+
+    def known(self, targets: torch.Tensor) -> torch.Tensor:
+        """Bool [..., K], where a head has a target, and all that it reads before; targets [..., K + 1]."""
+        known = targets[..., 1:] >= 0
         if self.heads.sequential:  # whose heads read all tokens before the one they guess
             known &= (targets[..., :-1] >= 0).cummin(dim=-1).values
-        return torch.where(known, self.inverse[truth.clamp_min(0)], -1)
+        return known
 
     def features(
         self,
@@ -73,6 +86,8 @@ class TrainedHeads(nn.Module):
         targets: torch.Tensor,
         tokens: torch.Tensor | None = None,
         layers: torch.Tensor | None = None,
+        teacher_ids: torch.Tensor | None = None,
+        teacher_probs: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """Losses at the positions of a batch.
 
@@ -82,13 +97,24 @@ class TrainedHeads(nn.Module):
             tokens: Int64 [..., K], the tokens t + 1 … t + K where they are more than the targets: prompts are read,
                 but not learnt.
             layers: [..., L, H], tapped layers.
+            teacher_ids: Int [..., K, k], the likeliest tokens where each head guesses, for losses that learn from them.
+            teacher_probs: [..., K, k], their probabilities.
 
         Returns:
             `loss`, the weighted sum; `losses` [K], each head's own mean.
         """
-        indices = self.indices(targets)
         features = self.features(h, targets, tokens, layers, self.unroll)
-        losses = torch.stack([self._loss(k, z, indices[..., k]) for k, z in enumerate(features)])
+        if self.loss == "cross_entropy":
+            indices = self.indices(targets)
+            terms = [self._loss(k, z, indices[..., k]) for k, z in enumerate(features)]
+        else:
+            assert teacher_ids is not None and teacher_probs is not None, f"{self.loss} learns from probabilities"
+            known = self.known(targets)
+            terms = [
+                self.taught(self.loss, k, z, teacher_ids[..., k, :], teacher_probs[..., k, :], known[..., k])
+                for k, z in enumerate(features)
+            ]
+        losses = torch.stack(terms)
         weights = self.weights[: len(losses)]
         loss = (weights * losses).sum()
         if self.feature_weight:
@@ -101,6 +127,34 @@ class TrainedHeads(nn.Module):
         z, weight, bias = self.heads.head(k).operands(z.flatten(0, -2), projection)
         return linear_cross_entropy(
             z, weight, bias, index.flatten(), scale=projection.scale, softcap=projection.softcap
+        )
+
+    def taught(
+        self, loss: str, k: int, z: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, known: torch.Tensor
+    ) -> torch.Tensor:
+        """A loss of head k against the target's probabilities.
+
+        Args:
+            loss: One of `distillation.TERMS`.
+            k: The head.
+            z: Its features [..., H].
+            ids: Int [..., k], the likeliest tokens where it guesses.
+            probs: [..., k], their probabilities.
+            known: Bool [...], where it has a target.
+        """
+        projection = self.heads.projection
+        z, weight, bias = self.heads.head(k).operands(z.flatten(0, -2), projection)
+        index = self.inverse[ids.flatten(0, -2).to(torch.int64)]
+        return linear_distillation(
+            loss,
+            z,
+            weight,
+            bias,
+            index,
+            probs.flatten(0, -2),
+            known.flatten(),
+            scale=projection.scale,
+            softcap=projection.softcap,
         )
 
     def _distance(self, k: int, z: torch.Tensor, h: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,8 @@
 """The training loop: `transformers.Trainer` over stored batches, resumable to the bit."""
 
 import shutil
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +13,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from medusa_spec.errors import MedusaError
 from medusa_spec.finetune.batches import StepBatches, in_order, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.ema import WeightAverage
+from medusa_spec.finetune.learning_rates import check_parts, split_groups
+from medusa_spec.finetune.overlap import measure_overlap
 from medusa_spec.finetune.ranks import accuracy, measure_ranks
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.trained import TrainedHeads
@@ -28,10 +33,20 @@ class HeadsTrainer(Trainer):
     def __init__(self, *args: Any, config: FinetuneConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.config = config
+        self.average = WeightAverage(self.model, config.ema) if config.ema else None
         self.head_losses: list[torch.Tensor] = []
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(cast(StepBatches, train_dataset or self.train_dataset))
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The usual one, its groups split where parts of the heads have a learning rate of their own."""
+        fresh = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if fresh and self.config.learning_rates:
+            groups = split_groups(optimizer.param_groups, self.model, self.config.learning_rates)
+            optimizer.param_groups[:] = groups
+        return optimizer
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
         """The weighted loss, unless a head's is not a number."""
@@ -59,26 +74,40 @@ class HeadsTrainer(Trainer):
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint(*args, **kwargs)
         folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
+        if self.average is not None:
+            self.average.save(folder)
         (folder / COMPLETE).touch()
 
 
 class _HeldOut(TrainerCallback):
-    """Logs the heads' accuracy on held-out states after every epoch and at the end."""
+    """Keeps the average of the weights, and logs the heads' accuracy on held-out states after every epoch and at the
+    end: that of the average, if there is one."""
 
     def __init__(self, store: StateStore, steps_per_epoch: int) -> None:
         self.store, self.steps_per_epoch = store, steps_per_epoch
         self.trainer: HeadsTrainer | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer is None:
+            return
+        average = self.trainer.average
+        if average is not None:
+            average.update(state.global_step)
         ends = state.global_step == state.max_steps
-        if self.trainer is not None and (ends or state.global_step % self.steps_per_epoch == 0):
-            self.trainer.log(held_out_accuracy(self.trainer.model, self.store))
+        if ends or state.global_step % self.steps_per_epoch == 0:
+            with nullcontext() if average is None else average.applied():
+                found = held_out_accuracy(self.trainer.model, self.store)
+            self.trainer.log(found)
 
 
 def held_out_accuracy(model: TrainedHeads, store: StateStore) -> dict[str, float]:
-    """Top-1 and top-5 accuracy by head, as flat names for the log."""
-    ranks = measure_ranks(model, in_order(store, attends=model.heads.attends), HELD_OUT_POSITIONS)
-    return {f"top{top}_head_{k}": round(share, 4) for top in (1, 5) for k, share in enumerate(accuracy(ranks, top))}
+    """Top-1 and top-5 accuracy by head, as flat names for the log; `overlap`, too, if the store has a teacher."""
+    read = partial(in_order, store, attends=model.heads.attends)
+    ranks = measure_ranks(model, read(), HELD_OUT_POSITIONS)
+    shares = {f"top{top}": accuracy(ranks, top) for top in (1, 5)}
+    if store.teacher is not None:
+        shares["overlap"] = measure_overlap(model, read(), HELD_OUT_POSITIONS)
+    return {f"{name}_head_{k}": round(share, 4) for name, by_head in shares.items() for k, share in enumerate(by_head)}
 
 
 def only_item(items: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -131,7 +160,11 @@ def train_heads(
 
     Returns:
         The log: losses by head, learning rate, held-out accuracy after each epoch.
+
+    Raises:
+        ConfigError: If a part that is to have a learning rate of its own is none of the heads'.
     """
+    check_parts([name for name, p in model.named_parameters() if p.requires_grad], config.learning_rates)
     batches = step_batches(
         train,
         attends=model.heads.attends,
@@ -151,5 +184,9 @@ def train_heads(
     )
     watch.trainer = trainer
     checkpoint = last_complete_checkpoint(folder)
+    if checkpoint is not None and trainer.average is not None:
+        trainer.average.load(checkpoint)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if trainer.average is not None:
+        trainer.average.apply()
     return list(trainer.state.log_history)

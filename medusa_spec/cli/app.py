@@ -187,6 +187,21 @@ def finetune(
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Training steps after which it ends before.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    learning_rates: Annotated[
+        list[str] | None,
+        typer.Option(help="Factor on it for a part of the heads, as lm_head=0.1; repeatable.", metavar="PART=FACTOR"),
+    ] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of a moving average of the weights; default: none.")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="cross_entropy, or from the target's probabilities: kl, total_variation, log_acceptance or lk.",
+            metavar="NAME",
+        ),
+    ] = None,
+    top_logits: Annotated[
+        int | None, typer.Option(help="Likeliest tokens of the target kept per position, for such a loss.")
+    ] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest conversation, tokens.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share kept from training.")] = None,
     seed: Annotated[int | None, typer.Option(help="Order of the data.")] = None,
@@ -242,6 +257,10 @@ def finetune(
         "epochs": epochs,
         "max_steps": max_steps,
         "learning_rate": learning_rate,
+        "learning_rates": tuple(learning_rates) if learning_rates else None,
+        "ema": ema,
+        "loss": loss,
+        "top_logits": top_logits,
         "max_length": max_length,
         "held_out": held_out,
         "seed": seed,

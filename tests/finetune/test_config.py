@@ -6,7 +6,8 @@ import pytest
 from transformers import LlamaConfig
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.config import LOSSES, FinetuneConfig
+from medusa_spec.finetune.distillation import TERMS
 from medusa_spec.heads import options_of
 
 
@@ -15,7 +16,7 @@ def make(**changes: Any) -> FinetuneConfig:
 
 
 def test_settings_survive_a_round_trip() -> None:
-    config = make(sources=["a", "b"], tree_size=5, kind="recurrent", options=("tied=false",))
+    config = make(sources=["a", "b"], tree_size=5, kind="recurrent", options=("tied=false",), learning_rates="a=2")
     assert config.sources == ("a", "b") and FinetuneConfig.from_dict(config.to_dict()) == config
 
 
@@ -53,6 +54,22 @@ def test_every_number_of_steps_may_be_trained_and_features_held_near() -> None:
     for unroll in (None, 1, 4):
         assert make(kind="eagle", unroll=unroll, feature_weight=0.1).unroll == unroll
     assert make(kind="hydra", unroll=4).unroll == 4  # all of them
+
+
+def test_a_loss_that_learns_from_probabilities_keeps_some() -> None:
+    assert make().kept_logits == 0 and make(top_logits=5).kept_logits == 5 and make(top_logits=0).kept_logits == 0
+    for loss in LOSSES[1:]:
+        assert make(loss=loss).kept_logits == 32 and make(loss=loss, top_logits=5).kept_logits == 5
+
+
+def test_every_loss_but_the_first_is_one_against_probabilities() -> None:
+    assert set(LOSSES[1:]) == set(TERMS)
+
+
+def test_learning_rates_of_parts_are_written_as_factors() -> None:
+    for written in (("lm_head=0.1", "heads.0=2"), {"lm_head": 0.1, "heads.0": 2}):
+        assert make(learning_rates=written).learning_rates == {"lm_head": 0.1, "heads.0": 2.0}
+    assert make(learning_rates="lm_head=0.1").learning_rates == {"lm_head": 0.1}
 
 
 def test_one_name_is_one_data_set() -> None:
@@ -103,6 +120,17 @@ def test_a_draft_vocabulary_of_everything_is_none() -> None:
         ({"kind": "recurrent", "options": {"inner_size": 0}}, "inner_size must be an integer of 1 or more"),
         ({"kind": "eagle", "options": {"head_dim": 7}}, "head_dim must be even"),
         ({"kind": "eagle3", "options": ("taps=2,1",)}, "taps must be numbers of layers from 0 that rise"),
+        ({"loss": "mse"}, "loss must be one of cross_entropy, kl, .*, got 'mse'"),
+        ({"loss": "kl", "top_logits": 0}, "top_logits must be 1 or more, or None, with loss 'kl'"),
+        ({"top_logits": -1}, "top_logits must be an integer of 0 or more, or None, got -1"),
+        ({"ema": 1.0}, r"ema must be a decay in 0\.\.1 and below 1, or 0 for none, got 1.0"),
+        ({"ema": -0.1}, "ema must be a decay"),
+        ({"learning_rates": ("lm_head",)}, "learning_rates must be written part=factor"),
+        ({"learning_rates": ("lm_head=fast",)}, "factor above 0, got 'lm_head': 'fast'"),
+        ({"learning_rates": {"lm_head": 0}}, "factor above 0, got 'lm_head': 0"),
+        ({"learning_rates": {"lm_head": True}}, "factor above 0, got 'lm_head': True"),
+        ({"learning_rates": {"lm_head": float("nan")}}, "factor above 0, got 'lm_head': nan"),
+        ({"learning_rates": {"": 1.0}}, "factor above 0, got ''"),
         ({"kind": "eagle", "unroll": 0}, r"unroll must be in 1\.\.4 \(num_heads\), or None, got 0"),
         ({"kind": "eagle", "unroll": 5}, r"unroll must be in 1\.\.4 .* got 5"),
         ({"kind": "eagle", "unroll": True}, "unroll must be in"),

@@ -27,6 +27,13 @@ def test_the_card_tells_base_data_licences_recipe_and_figures() -> None:
     assert "μ 0.610, τ 1.550" in card and "tree/hf: 1.80 (95 %: 1.60 to 2.00)" in card
 
 
+def test_overlap_is_told_where_it_is_known() -> None:
+    held_out = TRAINING["held_out"] | {"overlap": [0.4, 0.2]}
+    card = model_card(MedusaConfig(heads=HEADS, training=TRAINING | {"held_out": held_out}))
+    assert "overlap with the base model's probabilities by head: 0.400, 0.200" in card
+    assert "overlap" not in model_card(MedusaConfig(heads=HEADS, training=TRAINING))
+
+
 def test_what_is_not_known_is_left_out() -> None:
     card = model_card(MedusaConfig(heads=HEADS))
     assert "base_model" not in card and "Training data" not in card and "None" not in card

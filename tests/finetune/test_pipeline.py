@@ -81,7 +81,8 @@ def test_the_target_is_untouched(make_config: MakeConfig, tmp_path: Path) -> Non
 def test_the_command_line_runs_the_stages_named(tiny_folder: Path, chats: Path, tmp_path: Path) -> None:
     main(
         ["--model", str(tiny_folder), "--data", str(chats), "--output", str(tmp_path), "--stages", "data"]
-        + ["--sources", "even", "--held-out", "0.2", "--max-length", "512"]
+        + ["--sources", "even", "--held-out", "0.2", "--max-length", "512", "--loss", "kl", "--ema", "0.9"]
+        + ["--learning-rates", "blocks=2", "linear=0.5", "--top-logits", "4"]
     )
     done = json.loads((tmp_path / "data.done.json").read_text())
     assert done["result"]["sources"] == {"even": 100}

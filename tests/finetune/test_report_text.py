@@ -28,6 +28,18 @@ def test_tables_have_a_row_for_each_head_and_size() -> None:
     assert tree_table([0.0, 0.5, 0.7], {"1": 0.5, "2": 0.7}).splitlines()[2:] == ["| 1 | 0.500 |", "| 2 | 0.700 |"]
 
 
+def test_overlap_and_held_out_coverage_are_told_where_they_are_known() -> None:
+    calibration = FIGURES["calibration"] | {"overlap": [0.4, 0.2]}
+    assert accuracy_table(calibration).splitlines()[::2] == [
+        "| head | top-1 | top-5 | overlap |",
+        "| 0 | 0.500 | 0.750 | 0.400 |",
+    ]
+    training = FIGURES["training"] | {"held_out_draft_coverage": 0.961}
+    text = report_text(FIGURES | {"training": training}, "THE TABLE", [])
+    assert "97.6% of the answer tokens, and 96.1% of those held out." in text
+    assert "97.6% of the answer tokens.\n" in report_text(FIGURES, "THE TABLE", [])
+
+
 def test_loops_are_told_apart() -> None:
     assert "1 of 4" in loop_line(FIGURES["loops"]) and "0.400" in loop_line(FIGURES["loops"])
     assert loop_line({"looping": 3, "of": 3}).startswith("All 3 answers")

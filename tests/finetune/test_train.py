@@ -16,7 +16,7 @@ from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.stages import read_done
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
-from medusa_spec.finetune.train import check_loaded, check_trained, load_trained, run_train, start_heads
+from medusa_spec.finetune.train import check_loaded, check_trained, load_trained, run_train, settings, start_heads
 from medusa_spec.heads import MedusaHeads
 
 MakeConfig = Callable[..., FinetuneConfig]
@@ -103,9 +103,20 @@ def test_a_head_that_did_not_move_is_named(finished: FinetuneConfig) -> None:
     check_trained(before, heads)
 
 
+def test_settings_at_their_default_are_those_of_earlier_runs(finished: FinetuneConfig) -> None:
+    assert not {"loss", "ema", "learning_rates", "teacher"} & settings(finished).keys()
+    changed = settings(replace(finished, ema=0.5, learning_rates={"blocks": 2.0}))
+    assert changed["ema"] == 0.5 and changed["learning_rates"] == {"blocks": 2.0}
+
+
 def test_the_record_tells_coverage_and_accuracy(finished: FinetuneConfig) -> None:
     result = read_done(Path(finished.output), "train")["result"]
     assert 0.9 < result["draft_coverage"] <= 1
+    heads = load_file(Path(finished.output) / "train" / WEIGHTS_NAME)
+    data = TokenData(Path(finished.output) / "data", "held_out")
+    answers = torch.cat([conversation.input_ids[conversation.mask] for conversation in data])
+    share = torch.isin(answers, heads["draft_ids"].to(answers.dtype)).float().mean()
+    assert result["held_out_draft_coverage"] == pytest.approx(float(share))
     assert set(result["accuracy"]) == {f"top{top}_head_{k}" for top in (1, 5) for k in range(3)}
     assert result["heads"]["draft_vocab_size"] == 64
 

@@ -8,6 +8,7 @@ import typer.main
 from medusa_spec.cli import main
 from medusa_spec.cli.app import app
 from medusa_spec.finetune import FinetuneConfig, mask_preview, pipeline
+from medusa_spec.finetune.config import LOSSES
 from medusa_spec.heads.config import KINDS
 
 
@@ -68,6 +69,19 @@ def test_a_family_and_its_options_become_settings(runs: list[Any]) -> None:
     assert _run(*options.split()) == 0
     config = runs[0][1]
     assert config.kind == "recurrent" and config.options == {"tied": False, "inner_size": 16}
+
+
+def test_how_is_learnt_becomes_settings(runs: list[Any]) -> None:
+    options = "--model m --data a --output o --loss lk --top-logits 16 --ema 0.99 --learning-rates lm_head=0.1"
+    assert _run(*options.split(), "--learning-rates", "heads.0=2") == 0
+    config = runs[0][1]
+    assert (config.loss, config.top_logits, config.ema) == ("lk", 16, 0.99)
+    assert config.learning_rates == {"lm_head": 0.1, "heads.0": 2.0}
+
+
+def test_every_loss_is_named_in_the_help() -> None:
+    shown = {option.name: option.help for option in typer.main.get_command(app).commands["finetune"].params}
+    assert all(loss in shown["loss"] for loss in LOSSES)
 
 
 def test_an_option_of_another_family_is_one_message(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
