@@ -127,7 +127,7 @@ class _Session:
 
     def warm_up(self, prompt: Prompt) -> None:
         """Decode the first turn a little with every arm."""
-        inputs = self._encode(list(prompt.messages))
+        inputs = self._encode(list(prompt.messages), prompt)
         fewer = min(WARM_UP_TOKENS, self.generation["max_new_tokens"])
         for arm in self.arms:
             self._run(arm, inputs, max_new_tokens=fewer)
@@ -145,7 +145,7 @@ class _Session:
             answers = {}
             for arm in order:
                 extra = self.watch(arm, index, prompt) if self.watch else {}
-                answers[arm] = self._run(arm, self._encode(messages), index=index, **extra)
+                answers[arm] = self._run(arm, self._encode(messages, prompt), index=index, **extra)
                 runs[arm] = _sum(runs[arm], answers[arm])
                 if arm != "hf":
                     counted = self.model.last_stats
@@ -161,8 +161,8 @@ class _Session:
             plain_stats=stats["plain"],
         )
 
-    def _encode(self, messages: list[Message]) -> dict[str, torch.Tensor]:
-        return encode(self.tokenizer, messages, chat_template=self.chat_template)
+    def _encode(self, messages: list[Message], prompt: Prompt) -> dict[str, torch.Tensor]:
+        return encode(self.tokenizer, messages, chat_template=self.chat_template, tools=prompt.tools)
 
     def _run(self, arm: str, inputs: dict[str, torch.Tensor], *, index: int = 0, **extra: Any) -> Run:
         """One timed call; the clock starts when the inputs are in place."""
