@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from medusa_spec.chat_template import check_chat_template
 from medusa_spec.comparison import Comparison, PromptRecord
 from medusa_spec.errors import ConfigError
 from medusa_spec.figures import Run
@@ -82,6 +83,8 @@ def compare(
     _check(max_new_tokens, draft_nodes, generation)
     generation = {"do_sample": False, "max_new_tokens": max_new_tokens, **generation}
     arms = _arms(model, baseline, draft_nodes)
+    if chat_template and model.drafter.name == "heads":
+        check_chat_template(model.medusa_config, tokenizer)
     session = _Session(model, tokenizer, arms, generation, chat_template, seed, watch)
     if warm_up:
         session.warm_up(asked[0])
