@@ -23,6 +23,8 @@ _AT_LEAST_ONE = (
     "report_new_tokens"
 )
 
+_AT_LEAST_OR_NONE = {"draft_vocab_size": 1, "tree_size": 0, "max_steps": 1, "max_records": 1, "top_logits": 0}
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
@@ -35,6 +37,10 @@ class FinetuneConfig:
         revision: Revision of the target on the hub.
         base_name: Name of the target in the heads' config, where `model` is a local copy of it.
         sources: Keep only records whose `source` field is one of these; None keeps all.
+        max_records: Records read from each input, its first ones; a hub data set is then streamed. None reads all.
+        skip_unusable: Leave out records that cannot be used, and count them, instead of stopping at the first.
+        drop_loops: Train on no answer that ends in repetition: it is easy to guess and teaches little.
+        drop_duplicates: Keep one of conversations whose tokens are the same.
         max_length: Tokens after which a conversation is cut.
         held_out: Share of the conversations kept from training, for calibration and report.
         kind: Family of heads, as in `HeadsConfig`.
@@ -101,6 +107,10 @@ class FinetuneConfig:
     revision: str | None = None
     base_name: str | None = None
     sources: tuple[str, ...] | None = None
+    max_records: int | None = None
+    skip_unusable: bool = False
+    drop_loops: bool = False
+    drop_duplicates: bool = False
     max_length: int = 1024
     held_out: float = 0.02
     kind: str = "medusa"
@@ -160,7 +170,7 @@ class FinetuneConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
-        for name, least in (("draft_vocab_size", 1), ("tree_size", 0), ("max_steps", 1), ("top_logits", 0)):
+        for name, least in _AT_LEAST_OR_NONE.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be an integer of {least} or more, or None, got {value!r}")

@@ -14,6 +14,7 @@ from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.jsonl import Object, in_shards, write_objects
 from medusa_spec.finetune.records import Message, Record, fingerprint, select
 from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.template_fit import fit
 from medusa_spec.finetune.writer import Prompt, Writer
 
 SHARD = 256
@@ -22,7 +23,8 @@ SHARD = 256
 
 def settings(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     """What the stage's result depends on."""
-    return {
+    given = {name: getattr(config, name) for name in ("max_records", "skip_unusable") if getattr(config, name)}
+    return given | {
         "model": config.model,
         "revision": config.revision,
         "inputs": [fingerprint(name) for name in config.data],
@@ -53,7 +55,8 @@ def run_distil(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         return dict(stages.read_done(output, "distil")["result"])
     if target.tokenizer.chat_template is None:
         raise DataError("distil needs a tokenizer with a chat template, but it has none; give answers as data instead")
-    records = list(select(config.data, config.sources, answered=False))
+    unusable: list[DataError] | None = [] if config.skip_unusable else None
+    records = _fitting(config, target, unusable)
     began = time.perf_counter()
     with Writer(config, target) as writer:
         shards = [records[start : start + SHARD] for start in range(0, len(records), SHARD)]
@@ -72,12 +75,26 @@ def run_distil(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "conversations": len(kept),
         "dropped": len(records) - len(kept),
         "tokens": sum(record["tokens"] for record in found),
+        "unusable": len(unusable or ()),
         "unfinished": sum(not record["finished"] for record in kept),
         "loops": sum(record["loops"] for record in kept),
         "tokens_per_second": round(speed, 1),
     }
     stages.finish(output, "distil", wanted, result)
     return result
+
+
+def _fitting(config: FinetuneConfig, target: Target, unusable: list[DataError] | None) -> list[Record]:
+    """The records, as the chat template can show them."""
+    records = []
+    for record in select(config.data, config.sources, answered=False, limit=config.max_records, unusable=unusable):
+        try:
+            records.append(fit(record, target.tokenizer).record)
+        except DataError as error:
+            if unusable is None:
+                raise
+            unusable.append(error)
+    return records
 
 
 def answer_shard(config: FinetuneConfig, writer: Writer, records: list[Record], first: int) -> list[Object]:
@@ -117,7 +134,8 @@ class _Open:
             self._rest.popleft()
 
     def prompt(self, writer: Writer, place: int) -> Prompt:
-        return Prompt(key=place, text=writer.chat(self.turns), seed=("distil", place, len(self.turns)))
+        told = {"tools": list(self.record.tools)} if self.record.tools else {}
+        return Prompt(key=place, text=writer.chat(self.turns, **told), seed=("distil", place, len(self.turns)))
 
     def add(self, text: str, finished: bool, loops: bool, tokens: int) -> None:
         self.turns.append({"role": "assistant", "content": text})
@@ -138,5 +156,6 @@ class _Open:
             "loops": self.loops,
             "tokens": self.tokens,
         }
-        named = {"source": self.record.source, "license": self.record.license}
+        named: Object = {"source": self.record.source, "license": self.record.license}
+        named |= {"tools": list(self.record.tools)} if self.record.tools else {}
         return found | {name: value for name, value in named.items() if value is not None}

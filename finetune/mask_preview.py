@@ -2,11 +2,14 @@
 
 import sys
 from itertools import islice
+from typing import Any
 
-from medusa_spec.finetune.chat import render
+from medusa_spec.errors import DataError
+from medusa_spec.finetune.chat import Rendered, render
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import HasTokenizer
-from medusa_spec.finetune.records import select
+from medusa_spec.finetune.data_counts import looping_spans
+from medusa_spec.finetune.records import Record, select
 from medusa_spec.finetune.target import Target
 
 COLOUR = ("\x1b[32;1m", "\x1b[0m")
@@ -16,9 +19,12 @@ BRACKETS = ("⟦", "⟧")
 def preview(
     config: FinetuneConfig, *, limit: int = 3, colour: bool | None = None, target: HasTokenizer | None = None
 ) -> str:
-    """The first conversations with the trained tokens marked, and how many of how many they are.
+    """The first conversations with the trained tokens marked, how many they are by answer, and what is left out.
 
     ```
+    --- chats.jsonl:1 (messages): 4 of 14 tokens trained on, by answer 4
+    <|im_start|>user
+    Hi<|im_end|>
     <|im_start|>assistant
     ⟦Hello there.<|im_end|>⟧
     ```
@@ -30,17 +36,64 @@ def preview(
         target: Has the tokenizer; None loads that of `config.model`.
     """
     target = target or Target(config)
-    opening, closing = COLOUR if (sys.stdout.isatty() if colour is None else colour) else BRACKETS
-    blocks = []
-    for record in islice(select(config.data, config.sources), limit):
-        rendered = render(record, target.tokenizer, target.eos_ids)
-        ids, mask = rendered.input_ids[: config.max_length], rendered.mask[: config.max_length]
-        text, start = "", 0
-        while start < len(ids):
-            end = next((i for i in range(start, len(ids)) if mask[i] != mask[start]), len(ids))
-            piece = str(target.tokenizer.decode(ids[start:end]))
-            text += f"{opening}{piece}{closing}" if mask[start] else piece
-            start = end
-        cut = " (cut)" if len(rendered.input_ids) > len(ids) else ""
-        blocks.append(f"--- {record.place}: {sum(mask)} of {len(ids)} tokens trained on{cut}\n{text}")
-    return "\n".join(blocks)
+    marks = COLOUR if (sys.stdout.isatty() if colour is None else colour) else BRACKETS
+    unusable: list[DataError] | None = [] if config.skip_unusable else None
+    blocks: list[str] = []
+    for record in select(config.data, config.sources, limit=config.max_records, unusable=unusable):
+        if len(blocks) == limit:
+            break
+        try:
+            blocks.append(_block(record, render(record, target.tokenizer, target.eos_ids), config, target, marks))
+        except DataError as error:
+            if unusable is None:
+                raise
+            unusable.append(error)
+    return "\n".join([*blocks, *(f"--- left out: {error}" for error in islice(unusable or (), limit))])
+
+
+def _block(
+    record: Record, rendered: Rendered, config: FinetuneConfig, target: HasTokenizer, marks: tuple[str, str]
+) -> str:
+    """One conversation: what is to be known of it, and its text."""
+    ids, mask = rendered.input_ids[: config.max_length], rendered.mask[: config.max_length]
+    looping = looping_spans(rendered, len(ids))
+    for start, end in looping if config.drop_loops else ():
+        mask[start:end] = [False] * (end - start)
+    by_answer = [sum(mask[start:end]) for start, end in rendered.spans]
+    head = f"--- {record.place} ({record.form}): {sum(mask)} of {len(ids)} tokens trained on, by answer "
+    lines = [head + (" + ".join(map(str, by_answer)) or "none")]
+    lines += [f"    ! {remark}" for remark in remarks(record, rendered, len(ids), len(looping), config.drop_loops)]
+    if sum(mask) < 2:
+        lines.append("    ! skipped: fewer than two trained tokens")
+    return "\n".join([*lines, marked(ids, mask, target.tokenizer, marks)])
+
+
+def remarks(record: Record, rendered: Rendered, length: int, looping: int, dropped: bool) -> list[str]:
+    """What is cut, changed or left out, a line each.
+
+    Args:
+        record: The conversation.
+        rendered: Its tokens.
+        length: How many of them are read.
+        looping: How many of its answers end in repetition.
+        dropped: Whether these are left out.
+    """
+    found = [
+        ("tokens cut off at max_length", len(rendered.input_ids) - length),
+        ("answers of weight 0, not trained on", rendered.weightless),
+        ("answers that the template shows differently later, not trained on", rendered.rewritten),
+        (f"answers that end in repetition, {'not trained on' if dropped else 'trained on all the same'}", looping),
+    ]
+    told = [f"{words}: {count}" for words, count in found if count] + list(rendered.notes)
+    return told + ([] if record.finished else ["the last answer did not end: its end of turn is not trained on"])
+
+
+def marked(ids: list[int], mask: list[bool], tokenizer: Any, marks: tuple[str, str]) -> str:
+    """The text, special tokens as they are written, with marks around what is trained on."""
+    text, start = "", 0
+    while start < len(ids):
+        end = next((i for i in range(start, len(ids)) if mask[i] != mask[start]), len(ids))
+        piece = str(tokenizer.decode(ids[start:end], skip_special_tokens=False))
+        text += f"{marks[0]}{piece}{marks[1]}" if mask[start] else piece
+        start = end
+    return text

@@ -81,7 +81,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if field.name == "reverse":
             continue
         if field.type is bool:
-            parser.add_argument(f"--{field.name}", action="store_true")
+            parser.add_argument("--" + field.name.replace("_", "-"), action="store_true")
             continue
         parser.add_argument(
             "--" + field.name.replace("_", "-"),

@@ -9,7 +9,7 @@ from medusa_spec.comparison import Comparison
 from medusa_spec.files import read_json, write_json, write_text
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.data import held_out_prompts
+from medusa_spec.finetune.data import held_out_records
 from medusa_spec.finetune.loops import loops
 from medusa_spec.finetune.model_card import model_card
 from medusa_spec.finetune.plots import draw_plots
@@ -43,6 +43,7 @@ def run_report(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     comparison = decode(config, target)
     figures = {
+        "data": stages.read_done(output, "data")["result"],
         "training": read_config(output / "heads").training,
         "calibration": stages.read_done(output, "calibrate")["result"],
         "history": read_json(output / "train" / "history.json"),
@@ -60,15 +61,16 @@ def run_report(config: FinetuneConfig, target: Target) -> dict[str, Any]:
 def decode(config: FinetuneConfig, target: Target) -> Comparison:
     """Decodes held-out prompts with Hugging Face's generate on an untouched load, plainly, and with the tree."""
     prompts = [
-        Prompt(messages=messages, category=source, name=str(number))
-        for number, (messages, source) in enumerate(held_out_prompts(config, config.report_prompts))
+        Prompt(messages=record.messages, tools=record.tools, category=record.source or "", name=str(number))
+        for number, record in enumerate(held_out_records(config, config.report_prompts, target.tokenizer))
     ]
     model = target.for_decoding()
     wrapped = MedusaModel(model, Path(config.output) / "heads")
     room = wrapped.backbone.max_length
     if room is not None:  # learnt positions end: what does not fit cannot be decoded
         room -= config.report_new_tokens
-        prompts = [p for p in prompts if encode(target.tokenizer, p.messages)["input_ids"].shape[1] <= room]
+        lengths = [encode(target.tokenizer, p.messages, tools=p.tools)["input_ids"].shape[1] for p in prompts]
+        prompts = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= room]
     try:
         return compare(
             wrapped,

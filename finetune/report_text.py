@@ -19,6 +19,7 @@ def report_text(figures: dict[str, Any], table: str, plots: Sequence[str]) -> st
         f"Trained on {splits['train']['conversations']} conversations ({splits['train']['answer_tokens']} answer "
         f"tokens), held out {splits['held_out']['conversations']}; {training['steps']} steps. The draft vocabulary "
         f"covers {training['draft_coverage']:.1%} of the answer tokens{_held_out_coverage(training)}.",
+        *data_lines(figures.get("data", {})),
         "## Heads on held-out states",
         accuracy_table(calibration),
         "## Trees",
@@ -35,6 +36,36 @@ def report_text(figures: dict[str, Any], table: str, plots: Sequence[str]) -> st
 def _held_out_coverage(training: dict[str, Any]) -> str:
     share = training.get("held_out_draft_coverage")  # runs of older versions did not count it
     return "" if share is None else f", and {share:.1%} of those held out"
+
+
+def data_lines(data: dict[str, Any]) -> list[str]:
+    """What became of the records, as paragraphs; nothing for data of an older version.
+
+    Args:
+        data: The manifest of the data stage.
+    """
+    if "answers" not in data:
+        return []
+    answers, unusable = data["answers"], data["unusable"]
+    length = data["settings"]["max_length"]
+    dropped = data["settings"].get
+    loops = "left out" if dropped("drop_loops") else "trained on all the same"
+    repeated = "left out" if dropped("drop_duplicates") else "kept"
+    rows = [
+        (f"conversations cut at {length} tokens", data["cut"]),
+        ("conversations skipped, without an answer of two tokens", data["skipped"]),
+        (f"conversations that are copies of others, {repeated}", data["duplicates"]),
+        ("last answers that did not end by themselves", data["unfinished"]),
+        ("records that could not be used, left out", unusable["records"]),
+        (f"answers cut off, or behind the first {length} tokens", answers["cut"]),
+        (f"answers that end in repetition, which is easy to guess, {loops}", answers["looping"]),
+        ("answers not trained on, since the chat template shows them differently later", answers["rewritten"]),
+        ("answers not trained on, since their weight is 0", answers["weightless"]),
+        *data["template"].items(),
+    ]
+    told = [f"- {words}: {count}" for words, count in rows if count]
+    told += [f"- left out: {error}" for error in unusable["first"]]
+    return [f"Of {data['records']} records with {answers['read']} answers:", "\n".join(told)] if told else []
 
 
 def accuracy_table(calibration: dict[str, Any]) -> str:

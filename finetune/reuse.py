@@ -13,6 +13,7 @@ from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.store import kept_positions, read_shard, shard_path
 from medusa_spec.finetune.target import compute_dtype
 from medusa_spec.finetune.tokens import Conversation, TokenData
+from medusa_spec.finetune.weights import weights_name
 
 Part = dict[str, torch.Tensor]
 """Columns of one conversation: h [T, H], positions int32 [T], and layers [T, L, H] where some are tapped."""
@@ -38,6 +39,8 @@ class KnownStates:
         ours: dict[str, Any] = {"model": config.model, "revision": config.revision, "dtype": str(compute_dtype(config))}
         ours |= {"whole": True} if whole else {}
         ours |= {"taps": list(taps)} if taps else {}
+        if "weights" in theirs and theirs["model"] == config.model:
+            ours["weights"] = weights_name(config)
         for name, value in ours.items():
             if theirs.get(name) != value:  # an older version did not note all of them
                 raise ConfigError(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,14 @@ def read_done(output: Path, stage: str) -> dict[str, Any]:
     return dict(read_json(path))
 
 
-def begin(output: Path, stage: str, settings: dict[str, Any]) -> bool:
+def begin(output: Path, stage: str, settings: dict[str, Any], *, younger: Sequence[str] = ()) -> bool:
     """Notes the settings of a stage that begins, or checks that they are those of the begun one.
+
+    Args:
+        output: Folder of the run.
+        stage: Its name.
+        settings: What its result depends on.
+        younger: Settings that runs of older versions did not note: where one is missing, nothing is compared.
 
     Returns:
         Whether the stage is already finished, with the same settings.
@@ -46,7 +53,9 @@ def begin(output: Path, stage: str, settings: dict[str, Any]) -> bool:
     done, begun = done_path(output, stage), output / f"{stage}.begun.json"
     for path in (done, begun):
         if path.exists():
-            _refuse_change(stage, read_json(path)["settings"], settings, output)
+            old = read_json(path)["settings"]
+            unknown = {key for key in younger if key not in old}
+            _refuse_change(stage, old, {key: settings[key] for key in settings if key not in unknown}, output)
     if done.exists():
         return True
     write_json(begun, {"settings": settings})

@@ -18,6 +18,7 @@ from medusa_spec.finetune.reuse import KnownStates
 from medusa_spec.finetune.store import kept_positions, read_shard, shard_path, write_shard
 from medusa_spec.finetune.target import compute_dtype, decoder_config
 from medusa_spec.finetune.tokens import Conversation, TokenData
+from medusa_spec.finetune.weights import weights_name
 from medusa_spec.heads import FAMILIES, fitted_options, options_of
 
 STORED_DTYPE = torch.bfloat16
@@ -94,6 +95,7 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
         "dtype": str(compute_dtype(config)),
         "batch_tokens": config.batch_tokens,
         "shard_positions": config.shard_positions,
+        **{key: name for key, name in (("weights", weights_name(config)),) if name is not None},
     }
     if config.states_from is not None:
         found["states_from"] = stages.read_done(Path(config.states_from), "states")["hash"]
@@ -114,7 +116,7 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
         The manifest, which also lies in `states/manifest.json`.
     """
     output, chosen = Path(config.output), settings(config)
-    if stages.begin(output, "states", chosen):
+    if stages.begin(output, "states", chosen, younger=("weights",)):
         return dict(stages.read_done(output, "states")["result"])
     folder, wanted = output / "states", wanted_states(config)
     folder.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from medusa_spec.chat_template import check_chat_template
 from medusa_spec.comparison import Comparison, PromptRecord
 from medusa_spec.errors import ConfigError
 from medusa_spec.figures import Run
@@ -82,6 +83,8 @@ def compare(
     _check(max_new_tokens, draft_nodes, generation)
     generation = {"do_sample": False, "max_new_tokens": max_new_tokens, **generation}
     arms = _arms(model, baseline, draft_nodes)
+    if chat_template and model.drafter.name == "heads":
+        check_chat_template(model.medusa_config, tokenizer)
     session = _Session(model, tokenizer, arms, generation, chat_template, seed, watch)
     if warm_up:
         session.warm_up(asked[0])
@@ -127,7 +130,7 @@ class _Session:
 
     def warm_up(self, prompt: Prompt) -> None:
         """Decode the first turn a little with every arm."""
-        inputs = self._encode(list(prompt.messages))
+        inputs = self._encode(list(prompt.messages), prompt)
         fewer = min(WARM_UP_TOKENS, self.generation["max_new_tokens"])
         for arm in self.arms:
             self._run(arm, inputs, max_new_tokens=fewer)
@@ -145,7 +148,7 @@ class _Session:
             answers = {}
             for arm in order:
                 extra = self.watch(arm, index, prompt) if self.watch else {}
-                answers[arm] = self._run(arm, self._encode(messages), index=index, **extra)
+                answers[arm] = self._run(arm, self._encode(messages, prompt), index=index, **extra)
                 runs[arm] = _sum(runs[arm], answers[arm])
                 if arm != "hf":
                     counted = self.model.last_stats
@@ -161,8 +164,8 @@ class _Session:
             plain_stats=stats["plain"],
         )
 
-    def _encode(self, messages: list[Message]) -> dict[str, torch.Tensor]:
-        return encode(self.tokenizer, messages, chat_template=self.chat_template)
+    def _encode(self, messages: list[Message], prompt: Prompt) -> dict[str, torch.Tensor]:
+        return encode(self.tokenizer, messages, chat_template=self.chat_template, tools=prompt.tools)
 
     def _run(self, arm: str, inputs: dict[str, torch.Tensor], *, index: int = 0, **extra: Any) -> Run:
         """One timed call; the clock starts when the inputs are in place."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from medusa_spec.errors import DataError
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +24,14 @@ class Prompt:
         later_turns: What the user says after each answer.
         category: Kind of task, for figures by category.
         name: The record's id, or its number.
+        tools: What the chat template is told of tools.
     """
 
     messages: tuple[Message, ...]
     later_turns: tuple[str, ...] = ()
     category: str = ""
     name: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 def packaged_prompts() -> Path:
@@ -72,7 +74,7 @@ def as_prompt(item: str | Sequence[Message] | Prompt, category: str | None = Non
         item = Prompt(messages=tuple(item))
     if category is None:
         return item
-    return Prompt(messages=item.messages, later_turns=item.later_turns, category=category, name=item.name)
+    return replace(item, category=category)
 
 
 def encode(
@@ -80,11 +82,13 @@ def encode(
     messages: Sequence[Message],
     *,
     chat_template: bool = True,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> dict[str, torch.Tensor]:
     """`input_ids` and `attention_mask` [1, T], by the chat template if wanted and there."""
     if chat_template and tokenizer.chat_template:
+        told: Any = list(tools) or None
         encoded: Any = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+            list(messages), tools=told, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
     else:
         text = "\n\n".join(message["content"] for message in messages)

@@ -161,6 +161,16 @@ def finetune(
     output: Annotated[str | None, typer.Option(help="Folder of the run; the result is heads/ in it.")] = None,
     preview: Annotated[bool, typer.Option("--preview", help="Show which tokens are trained on, and stop.")] = False,
     source: Annotated[list[str] | None, typer.Option(help="Keep only records of this source; repeatable.")] = None,
+    max_records: Annotated[int | None, typer.Option(help="Read the first so many records of each input.")] = None,
+    skip_unusable: Annotated[
+        bool, typer.Option("--skip-unusable", help="Leave out and count records that cannot be used.")
+    ] = False,
+    drop_loops: Annotated[
+        bool, typer.Option("--drop-loops", help="Train on no answer that ends in repetition.")
+    ] = False,
+    drop_duplicates: Annotated[
+        bool, typer.Option("--drop-duplicates", help="Keep one of conversations that are the same.")
+    ] = False,
     init_from: Annotated[str | None, typer.Option(help="Trained heads to start from: folder, name or hub id.")] = None,
     kind: Annotated[
         str | None,
@@ -244,6 +254,10 @@ def finetune(
         raise ConfigError("--output: expected a folder for the run, got none; name one")
     asked = {
         "sources": tuple(source) if source else None,
+        "max_records": max_records,
+        "skip_unusable": skip_unusable,
+        "drop_loops": drop_loops,
+        "drop_duplicates": drop_duplicates,
         "init_from": init_from,
         "kind": kind,
         "options": tuple(option) if option else None,

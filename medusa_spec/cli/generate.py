@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from medusa_spec.chat_template import check_chat_template
 from medusa_spec.cli.loading import Loaded
 from medusa_spec.cli.show import MarkedStreamer, WatchedDrafter, accepted_marks
 from medusa_spec.errors import ConfigError
@@ -27,6 +28,8 @@ def generate(
     """Write the continuation to standard output, notes and figures to standard error."""
     if loaded.note:
         print(loaded.note, file=sys.stderr)
+    if chat_template and loaded.model.drafter.name == "heads":
+        check_chat_template(loaded.model.medusa_config, loaded.tokenizer)
     encoded = encode(loaded.tokenizer, as_prompt(prompt).messages, chat_template=chat_template)
     arguments: dict[str, Any] = {name: tensor.to(loaded.model.device) for name, tensor in encoded.items()}
     marks = accepted_marks(sys.stdout) if show_accepted else None

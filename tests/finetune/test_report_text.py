@@ -1,6 +1,6 @@
 """The report as text."""
 
-from medusa_spec.finetune.report_text import accuracy_table, loop_line, report_text, tree_table
+from medusa_spec.finetune.report_text import accuracy_table, data_lines, loop_line, report_text, tree_table
 
 FIGURES = {
     "calibration": {"top1": [0.5, 0.25], "top5": [0.75, 0.5], "expected_mu": [0.0, 0.5, 0.7], "tree_size": 2},
@@ -43,3 +43,40 @@ def test_overlap_and_held_out_coverage_are_told_where_they_are_known() -> None:
 def test_loops_are_told_apart() -> None:
     assert "1 of 4" in loop_line(FIGURES["loops"]) and "0.400" in loop_line(FIGURES["loops"])
     assert loop_line({"looping": 3, "of": 3}).startswith("All 3 answers")
+
+
+DATA = {
+    "records": 20,
+    "cut": 3,
+    "skipped": 0,
+    "duplicates": 2,
+    "unfinished": 0,
+    "answers": {"read": 30, "cut": 1, "weightless": 0, "rewritten": 4, "looping": 5},
+    "template": {"system turn merged into the first user turn": 6},
+    "unusable": {"records": 1, "first": ["a.jsonl:7: a record must have"]},
+    "settings": {"max_length": 64},
+}
+
+
+def test_what_was_cut_or_left_out_is_told_and_nothing_else() -> None:
+    first, lines = data_lines(DATA)
+    assert first == "Of 20 records with 30 answers:"
+    assert lines.split("\n") == [
+        "- conversations cut at 64 tokens: 3",
+        "- conversations that are copies of others, kept: 2",
+        "- records that could not be used, left out: 1",
+        "- answers cut off, or behind the first 64 tokens: 1",
+        "- answers that end in repetition, which is easy to guess, trained on all the same: 5",
+        "- answers not trained on, since the chat template shows them differently later: 4",
+        "- system turn merged into the first user turn: 6",
+        "- left out: a.jsonl:7: a record must have",
+    ]
+    settings = DATA["settings"] | {"drop_loops": True, "drop_duplicates": True}
+    assert data_lines(DATA | {"settings": settings})[1].count("left out") == 4
+    assert lines in report_text(FIGURES | {"data": DATA}, "", [])
+
+
+def test_data_of_which_nothing_was_left_out_or_counted_are_passed_over() -> None:
+    nothing = {name: 0 for name in ("cut", "skipped", "duplicates", "unfinished")} | {"template": {}}
+    nothing |= {"answers": DATA["answers"] | {"cut": 0, "rewritten": 0, "looping": 0}}
+    assert data_lines(DATA | nothing | {"unusable": {"records": 0, "first": []}}) == data_lines({"cut": 3}) == []

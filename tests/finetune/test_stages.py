@@ -39,3 +39,18 @@ def test_a_stage_that_is_not_done_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stage 'data' must be finished first"):
         read_done(tmp_path, "data")
     assert not done_path(tmp_path, "data").exists()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_setting_that_an_older_version_did_not_note_is_compared_once_it_is_noted(
+    tmp_path: Path, finished: bool
+) -> None:
+    begin(tmp_path, "x", {"a": 1})
+    if finished:
+        finish(tmp_path, "x", {"a": 1}, {})
+    with pytest.raises(ConfigError, match="b was None, is 2"):
+        begin(tmp_path, "x", {"a": 1, "b": 2})
+    assert begin(tmp_path, "x", {"a": 1, "b": 2}, younger=("b",)) is finished
+    if not finished:  # noted when it went on
+        with pytest.raises(ConfigError, match="b was 2, is 3"):
+            begin(tmp_path, "x", {"a": 1, "b": 3}, younger=("b",))

@@ -11,6 +11,7 @@ import torch
 
 from medusa_spec.backbone import TargetStates
 from medusa_spec.errors import ConfigError
+from medusa_spec.files import read_json, write_json
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
@@ -18,6 +19,7 @@ from medusa_spec.finetune.states import plan_shards, run_states
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
+from medusa_spec.testing import save_tiny_model
 
 MakeConfig = Callable[..., FinetuneConfig]
 
@@ -165,3 +167,25 @@ def test_batches_stay_within_their_budget_and_hold_everything_once(config: Finet
     assert sorted(number for batch in batches for number in batch) == list(range(len(data)))
     assert all(len(b) * max(lengths[n] for n in b) <= max(config.batch_tokens, lengths[b[0]]) for b in batches)
     assert all(plan.positions >= config.shard_positions for plan in plans[:-1])
+
+
+def test_weights_exchanged_under_the_same_name_are_noticed(
+    make_config: MakeConfig, tiny_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    config = make_config(tmp_path / "run", model=str(tmp_path / "model"))
+    run_data(config, Target(config))
+    run_states(config, Target(config))
+    old = copied(config, "old")
+    path = Path(old.output) / "states.done.json"
+    record = read_json(path)
+    del record["settings"]["weights"]
+    write_json(path, record)
+    save_tiny_model(config.model, seed=1, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"'states'.*weights was '\w+', is '\w+'"):
+        run_states(config, Target(config))
+    run_states(old, Target(old))  # a run of an older version goes on
+    other = replace(config, output=str(tmp_path / "other"), states_from=config.output)
+    run_data(other, Target(other))
+    with pytest.raises(ConfigError, match="states_from must be a run with weights"):
+        run_states(other, Target(other))

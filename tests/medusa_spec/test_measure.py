@@ -7,7 +7,9 @@ import torch
 
 from medusa_spec import measure
 from medusa_spec.comparison import Comparison
+from medusa_spec.config import MedusaConfig
 from medusa_spec.errors import ConfigError
+from medusa_spec.heads import HeadsConfig
 from medusa_spec.measure import WARM_UP_TOKENS, compare, cut_after_eos
 from medusa_spec.prompts import Prompt
 from medusa_spec.stats import DecodingStats
@@ -48,6 +50,7 @@ class FakeMedusa(FakeTarget):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.target = self
+        self.drafter, self.medusa_config = SimpleNamespace(name="heads"), None
         self.last_stats = DecodingStats()
 
     def generate(self, input_ids: torch.Tensor, max_new_tokens: int, **arguments: Any) -> Any:
@@ -204,3 +207,27 @@ def test_progress_is_told_after_each_prompt(clock: Clock) -> None:
 def test_unusable_arguments_are_named(clock: Clock, prompts: list[str], options: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         _compare(clock, prompts, **options)
+
+
+def test_heads_of_another_chat_template_are_told(clock: Clock) -> None:
+    heads = HeadsConfig(hidden_size=8, vocab_size=300)
+    model: Any = FakeMedusa(clock, "yes", 1.0, [])
+    model.medusa_config = MedusaConfig(heads=heads, chat_template_hash="0" * 16)
+    with pytest.warns(UserWarning, match=f"template {'0' * 16}, this tokenizer has"):
+        compare(model, None, TOKENIZER, ["a"])
+    compare(model, None, TOKENIZER, ["a"], chat_template=False)
+    model.drafter.name = "ngram"
+    compare(model, None, TOKENIZER, ["a"])
+
+
+def test_prompts_are_laid_out_with_their_tools(clock: Clock) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + str(
+        tokenizer.chat_template
+    )
+    tool = {"type": "function", "function": {"name": "weather"}}
+    log: list[Any] = []
+    model: Any = FakeMedusa(clock, "yes", 1.0, log)
+    prompts = [Prompt(messages=({"role": "user", "content": "Q"},), tools=tools) for tools in ((tool,), ())]
+    compare(model, None, tokenizer, prompts, warm_up=False)
+    assert ["weather" in text for _, text, *_ in log] == [True, True, False, False]

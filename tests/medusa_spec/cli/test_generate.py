@@ -1,13 +1,18 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from medusa_spec.chat_template import chat_template_hash
+from medusa_spec.checkpoint import save_heads
 from medusa_spec.cli import main
 from medusa_spec.cli.generate import read_prompt, sampling_arguments
+from medusa_spec.config import MedusaConfig
 from medusa_spec.errors import ConfigError
+from medusa_spec.model import MedusaModel
 from medusa_spec.testing import tiny_tokenizer
 
 TEXT = "abcabcabcabcabc"
@@ -99,3 +104,18 @@ def test_a_model_that_is_not_there_is_one_message(name: str, capsys: pytest.Capt
     assert _run(name, "--prompt", "x") == 2
     error = capsys.readouterr().err
     assert f"got '{name}'" in error and "Traceback" not in error
+
+
+def test_heads_of_another_chat_template_are_told_unless_there_is_no_template(tiny_folder: Path, tmp_path: Path) -> None:
+    heads = MedusaModel.from_pretrained(tiny_folder).heads
+    assert heads is not None
+    trained = chat_template_hash(tiny_tokenizer())
+    config = MedusaConfig(heads=heads.config, base_model_name_or_path=str(tiny_folder), chat_template_hash=trained)
+    for name, changed in (("same", config), ("other", replace(config, chat_template_hash="0" * 16))):
+        save_heads(tmp_path / name, heads, changed)
+    options = ("--prompt", TEXT, "--max-new-tokens", "4")
+    assert _run(str(tmp_path / "same"), *options) == 0
+    with pytest.warns(UserWarning, match=f"laid out by the template {'0' * 16}"):
+        assert _run(str(tmp_path / "other"), *options) == 0
+    assert _run(str(tmp_path / "other"), *options, "--no-chat-template") == 0
+    assert _run(str(tiny_folder), "--heads", str(tmp_path / "other"), "--drafter", "ngram", *options) == 0
