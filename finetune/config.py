@@ -81,6 +81,8 @@ class FinetuneConfig:
         batch_tokens: Tokens, padding included, per pass of the target.
         shard_positions: Positions per shard of the store: what a kill of the states stage can cost.
         states_from: Folder of another run on the same target: conversations that it has read are not read again.
+        states_dump: Folder of hidden states that an engine has dumped (vLLM's `extract_hidden_states`): conversations
+            in it are not read by the target.
         reverse: Read the states from the last shard backwards: a second process beside a first one, until they meet.
         tree_width: Ranks per head that calibration counts.
         max_tree_size: Largest tree considered, in draft nodes.
@@ -143,6 +145,7 @@ class FinetuneConfig:
     batch_tokens: int = 2048
     shard_positions: int = 16384
     states_from: str | None = None
+    states_dump: str | None = None
     reverse: bool = False
     tree_width: int = 12
     max_tree_size: int = 63

@@ -59,6 +59,9 @@ class KnownStates:
                 for number, start, end in zip(values.tolist(), [0, *ends], ends, strict=False):
                     self._places[_name(data[number])] = split, shard, start, end
 
+    def __contains__(self, conversation: Conversation) -> bool:
+        return _name(conversation) in self._places
+
     def find(self, conversation: Conversation) -> Part | None:
         """The states of a conversation with the same tokens and mask, or None."""
         place = self._places.get(_name(conversation))

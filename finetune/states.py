@@ -14,7 +14,8 @@ from medusa_spec.files import write_json
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
-from medusa_spec.finetune.reuse import KnownStates
+from medusa_spec.finetune.dumps import dump_name
+from medusa_spec.finetune.known import Known, known_states
 from medusa_spec.finetune.store import kept_positions, read_shard, shard_path, write_shard
 from medusa_spec.finetune.target import compute_dtype, decoder_config
 from medusa_spec.finetune.tokens import Conversation, TokenData
@@ -99,6 +100,8 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
     }
     if config.states_from is not None:
         found["states_from"] = stages.read_done(Path(config.states_from), "states")["hash"]
+    if config.states_dump is not None:
+        found["states_dump"] = dump_name(config.states_dump)
     return found
 
 
@@ -120,8 +123,8 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
         return dict(stages.read_done(output, "states")["result"])
     folder, wanted = output / "states", wanted_states(config)
     folder.mkdir(exist_ok=True)
-    known = None if config.states_from is None else KnownStates(config, whole=wanted.whole, taps=wanted.taps)
     data = {split: TokenData(output / "data", split) for split in SPLITS}
+    known = known_states(config, data, target, whole=wanted.whole, taps=wanted.taps)
     plans = {split: plan_shards(data[split], config, whole=wanted.whole) for split in SPLITS}
     total = sum(sum(data[split].lengths()) for split in SPLITS)
     with tqdm(total=total, unit="tok", unit_scale=True, desc="states") as bar:
@@ -136,8 +139,11 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
         "hidden_size": read_shard(shard_path(folder, "train", 0))["h"].shape[1],
         **asdict(wanted),
         "splits": {split: [plan.positions for plan in plans[split]] for split in SPLITS},
+        "padding": {split: round(padding(data[split].lengths(), plans[split]), 4) for split in SPLITS},
         "settings": chosen,
     }
+    if known is not None:
+        manifest["conversations_from"] = known.counts(list(data.values()))
     write_json(folder / "manifest.json", manifest)
     stages.finish(output, "states", chosen, manifest)
     return manifest
@@ -164,6 +170,12 @@ def plan_shards(data: TokenData, config: FinetuneConfig, *, whole: bool = False)
     return plans
 
 
+def padding(lengths: list[int], plans: list[ShardPlan]) -> float:
+    """Share of the tokens of all passes that fill up shorter rows."""
+    widths = [(len(batch), max(lengths[number] for number in batch)) for plan in plans for batch in plan.batches]
+    return 1.0 - sum(lengths) / sum(rows * width for rows, width in widths)
+
+
 def extract_shard(
     path: Path,
     plan: ShardPlan,
@@ -171,7 +183,7 @@ def extract_shard(
     target: HasBackbone,
     wanted: Wanted,
     bar: "tqdm[Any]",
-    known: KnownStates | None = None,
+    known: Known | None = None,
 ) -> None:
     """Reads the target's states for one shard, or takes those that are known, and writes it."""
     parts: list[dict[str, torch.Tensor]] = []

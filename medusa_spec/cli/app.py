@@ -228,6 +228,9 @@ def finetune(
     states_from: Annotated[
         str | None, typer.Option(help="Another run's folder, whose conversations are not read again.")
     ] = None,
+    states_dump: Annotated[
+        str | None, typer.Option(help="Folder of hidden states that vLLM's extract_hidden_states has written.")
+    ] = None,
     report_prompts: Annotated[int | None, typer.Option(help="Held-out prompts that the report decodes.")] = None,
     self_conversations: Annotated[
         int | None, typer.Option(help="Conversations that the model writes for --data self.")
@@ -285,6 +288,7 @@ def finetune(
         "tree_size": tree_size,
         "batch_tokens": batch_tokens,
         "states_from": states_from,
+        "states_dump": states_dump,
         "report_prompts": report_prompts,
         "self_conversations": self_conversations,
         "self_openings": tuple(self_opening) if self_opening else None,
