@@ -50,6 +50,10 @@ class StepBatches(Dataset[Batch], ABC):
             self._ordered = epoch, list(self.shuffled(generator))
         return self._ordered[1]
 
+    def padding(self) -> float:
+        """Share of the positions of an epoch's steps that fill up shorter rows; one epoch is much like another."""
+        return 0.0
+
     @abstractmethod
     def shuffled(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
         """The steps of an epoch: as many whatever the generator draws."""
@@ -105,6 +109,12 @@ class TextBatches(StepBatches):
     def read(self, numbers: torch.Tensor) -> Batch:
         """See `StateStore.batch`."""
         return self.store.batch([self.texts[number] for number in numbers.tolist()])
+
+    def padding(self) -> float:
+        """What rows are filled up by to the longest of their step."""
+        lengths = torch.tensor([text.length for text in self.texts])
+        read = sum(len(numbers) * int(lengths[numbers].max()) for numbers in self.order(0))
+        return 1.0 - int(lengths.sum()) / read
 
 
 def step_batches(store: StateStore, *, attends: bool, batch_positions: int, epochs: int, seed: int) -> StepBatches:

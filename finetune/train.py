@@ -11,6 +11,7 @@ from medusa_spec.checkpoint import CONFIG_NAME, WEIGHTS_NAME, heads_folder, load
 from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
 from medusa_spec.files import write_json, write_tensors
 from medusa_spec.finetune import stages
+from medusa_spec.finetune.batches import StepBatches, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.records import fingerprint
@@ -94,6 +95,7 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "held_out_draft_coverage": _coverage(heads, held_out_counts),
         "positions": len(train.decoding_rows()),
         "held_out_positions": len(held_out.decoding_rows()),
+        "padding": round(_batches(config, train, heads).padding(), 4),
         "steps": max((int(entry["step"]) for entry in history), default=0),
         "accuracy": _last(history, "top1_head_0"),
     }
@@ -198,6 +200,13 @@ def load_trained(config: FinetuneConfig, backbone: Backbone) -> DraftHeads:
     heads = make_heads(sizes, projection, ids, backbone.embedding().to(torch.float32, projection.weight.device))
     heads.load_state_dict(rounded)
     return heads.to(heads.projection.weight.device).requires_grad_(False).eval()
+
+
+def _batches(config: FinetuneConfig, train: StateStore, heads: DraftHeads) -> StepBatches:
+    """What an epoch reads."""
+    return step_batches(
+        train, attends=heads.attends, batch_positions=config.batch_positions, epochs=1, seed=config.seed
+    )
 
 
 def _last(history: list[dict[str, float]], key: str) -> dict[str, float]:

@@ -144,3 +144,18 @@ def test_in_order_every_decoding_row_is_read_once(
     wanted = store.rows(store.decoding_rows())
     assert torch.equal(torch.cat(read) if read else wanted.targets[:0], wanted.targets)
     assert torch.equal(torch.cat(states) if states else wanted.h[:0], wanted.h)
+
+
+@pytest.mark.parametrize("positions", [16, 40, 200])
+def test_padding_is_what_the_batches_of_an_epoch_are_filled_up_by(
+    make_store: MakeStore, tmp_path_factory: pytest.TempPathFactory, positions: int
+) -> None:
+    store = of_lengths(make_store, tmp_path_factory, [3, 30, 31, 17, 18, 16, 5, 44])
+    data = TextBatches(store, batch_positions=positions, epochs=1, seed=0)
+    read = sum(data[step]["h"].shape[0] * data[step]["h"].shape[1] for step in range(len(data)))
+    assert data.padding() == pytest.approx(1 - 164 / read)
+    assert data.padding() == 0 if positions == 16 else data.padding() > 0
+
+
+def test_positions_are_never_filled_up(finished: FinetuneConfig) -> None:
+    assert make(finished).padding() == 0

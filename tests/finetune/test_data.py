@@ -176,3 +176,16 @@ def test_held_out_prompts_are_changed_for_the_template_as_in_training(make_confi
     assert set(found) <= {"S\n\nQ", "P"} and plain <= {"S", "P"} and len(found) == len(plain) == 1
     merged = found.get("S\n\nQ")
     assert merged is None or (len(merged.messages) == 1 and merged.tools == (tool,))
+
+
+def test_what_is_trained_on_is_the_text_to_the_letter(make_config: MakeConfig, tmp_path: Path) -> None:
+    said = "  ÉCLAIR, Straße, ﬁ — Ελληνικά\t\n\nİstanbul ½ 你好 \u200d "
+    turns = [{"role": "user", "content": said}, {"role": "assistant", "content": said + "A"}]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"messages": turns[:1] * n + turns[1:]}) + "\n" for n in (1, 2, 3, 4))
+    )
+    config = make_config(tmp_path / "run", data=(str(tmp_path / "a.jsonl"),), held_out=0.5)
+    tokenizer = Target(config).tokenizer
+    shown = {tokenizer.decode(c.input_ids) for data in run(config).values() for c in data}
+    expected = {tokenizer.apply_chat_template(turns[:1] * n + turns[1:], tokenize=False) for n in (1, 2, 3, 4)}
+    assert shown == expected and all(said in text for text in shown)

@@ -15,7 +15,7 @@ from medusa_spec.files import read_json, write_json
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
-from medusa_spec.finetune.states import plan_shards, run_states
+from medusa_spec.finetune.states import ShardPlan, padding, plan_shards, run_states
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
@@ -189,3 +189,10 @@ def test_weights_exchanged_under_the_same_name_are_noticed(
     run_data(other, Target(other))
     with pytest.raises(ConfigError, match="states_from must be a run with weights"):
         run_states(other, Target(other))
+
+
+def test_padding_is_the_share_of_tokens_that_fill_up_shorter_rows(config: FinetuneConfig) -> None:
+    plans = [ShardPlan(batches=((0, 1), (2,)), positions=0), ShardPlan(batches=((3, 4),), positions=0)]
+    assert padding([10, 8, 7, 6, 3], plans) == pytest.approx(1 - 34 / (20 + 7 + 12))
+    found = run_states(config, Target(config))["padding"]
+    assert set(found) == {"train", "held_out"} and all(0 <= share < 0.2 for share in found.values())

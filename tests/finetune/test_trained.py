@@ -203,3 +203,15 @@ def test_layers_are_handed_on_only_where_some_are_tapped() -> None:
     batch = batch_of(model, 1)
     loss = model(**batch)["loss"]
     assert torch.equal(model(**batch, layers=torch.randn(1, 7, 2, H))["loss"], loss)
+
+
+@pytest.mark.parametrize(("kind", "options"), FAMILIES)
+def test_a_batch_without_a_single_target_moves_nothing(kind: str, options: dict[str, Any]) -> None:
+    model = make(kind=kind, options=options)
+    batch = batch_of(model, 2)
+    batch["targets"] = torch.full_like(batch["targets"], -100)
+    out = model(**batch)
+    assert float(out["loss"]) == 0 and out["losses"].isfinite().all()
+    out["loss"].backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert gradients and all(not gradient.any() for gradient in gradients)
