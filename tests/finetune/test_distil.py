@@ -118,3 +118,34 @@ def test_texts_without_turns_are_refused(config: FinetuneConfig, tmp_path: Path)
 def test_the_models_own_prompts_are_answered_already(make_config: MakeConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="distil must be off"):
         make_config(tmp_path, data="self", distil=True)
+
+
+def test_tools_and_what_cannot_be_used_are_dealt_with_as_in_the_data_stage(
+    config: FinetuneConfig, tmp_path: Path
+) -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    asked = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
+    records = [{"messages": asked, "tools": [tool]}, {"question": "no form"}, {"prompt": "P"}, {"prompt": "never read"}]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    changes = {"data": [str(tmp_path / "asked.jsonl")], "max_records": 3}
+    stops = FinetuneConfig.from_dict(config.to_dict() | changes)
+    with pytest.raises(DataError, match=r"asked\.jsonl:2: a record must have"):
+        run_distil(stops, Target(stops))
+    skips = FinetuneConfig.from_dict(
+        config.to_dict() | changes | {"skip_unusable": True, "output": str(tmp_path / "skips")}
+    )
+    target = Target(skips)
+    target.tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + str(target.tokenizer.chat_template)
+    )
+    assert run_distil(skips, target)["unusable"] == 1
+    first, second = lines(skips)
+    assert first["messages"][0] == {"role": "user", "content": "S\n\nQ"} and first["tools"] == [tool]
+    assert second["messages"][0]["content"] == "P" and "tools" not in second
+    given = target.tokenizer.apply_chat_template(
+        first["messages"][:1], tools=[tool], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    out = target.model.generate(**given, max_new_tokens=16, do_sample=False)[0, given["input_ids"].shape[1] :].tolist()
+    ended = target.tokenizer.eos_token_id in out
+    assert first["messages"][1]["content"] == target.tokenizer.decode(out[:-1] if ended else out)

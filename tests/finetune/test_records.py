@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,12 @@ def test_the_fingerprint_of_a_folder_is_that_of_its_files(tmp_path: Path) -> Non
     second = fingerprint(str(tmp_path / "set"))
     (tmp_path / "set" / "more" / "b.jsonl").rename(tmp_path / "set" / "more" / "c.jsonl")
     assert len({first, second, fingerprint(str(tmp_path / "set"))}) == 3
+
+
+def test_records_in_the_documents_are_read() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    blocks = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in re.split(r"\n(?=\{)", block)]
+    records = [parse_record(json.loads(line), line) for line in lines]
+    assert len(records) >= 8 and len({record.form for record in records}) == 5
+    assert any(record.tools for record in records)

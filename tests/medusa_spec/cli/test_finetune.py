@@ -64,6 +64,16 @@ def test_the_targets_own_writing_is_asked_for_by_options(runs: list[Any]) -> Non
     assert (config.distil_batch, config.distil_new_tokens, config.self_openings) == (8, 99, ("Who ", ""))
 
 
+def test_what_is_read_and_left_out_becomes_settings(runs: list[Any]) -> None:
+    options = "--model m --data a --output o --max-records 5 --skip-unusable --drop-loops --drop-duplicates"
+    assert _run(*options.split(), "--states-dump", "dump") == 0
+    assert _run(*"--model m --data a --output o".split()) == 0
+    given, default = (config for _, config, _ in runs)
+    assert given.max_records == 5 and given.skip_unusable and given.drop_loops and given.drop_duplicates
+    assert given.states_dump == "dump"
+    assert default == FinetuneConfig(model="m", data=("a",), output="o")
+
+
 def test_a_family_and_its_options_become_settings(runs: list[Any]) -> None:
     options = "--model m --data a --output o --kind recurrent --option tied=false --option inner_size=16"
     assert _run(*options.split()) == 0
