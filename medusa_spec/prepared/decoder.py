@@ -81,10 +81,10 @@ def _hidden(
     if not takes_pass(record.layers[0], hidden, angles, tree_pass):  # the others are of its dtype and rotary size
         return None
     tapped = taps_of(modules["layers"])
-    taps = () if tapped is None else tapped.taps
-    out, entered = run_layers(record.layers, hidden, angles, tree_pass, taps)
-    for tap, states in zip(taps, entered, strict=True):
-        tapped.put(tap, states)
+    out, entered = run_layers(record.layers, hidden, angles, tree_pass, () if tapped is None else tapped.taps)
+    if tapped is not None:
+        for tap, states in zip(tapped.taps, entered, strict=True):
+            tapped.put(tap, states)
     return modules["norm"](out)
 
 
