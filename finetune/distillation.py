@@ -1,5 +1,6 @@
 """Losses against the target's own probabilities, in pieces that fit the memory. Knows no model and no files."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,11 @@ from medusa_spec.finetune.losses import CHUNK_ELEMENTS
 
 LK_DECAY = 3.0
 """How fast `lk` moves from the divergence to the acceptance rate as the heads get better: η of the paper."""
+
+LEAST = 1e-10
+"""Smaller slopes are none, and less likely tokens than `LEAST` squared count as that likely in gradients. A head that
+is sure of the wrong token would otherwise fill them with products below the least normal float, with which a CPU
+computes ten times slower."""
 
 Term = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(log q [T, k], p [T, k], m [T, 1]) to the values [T], weights in them, and their slopes by log q [T, k]."""
@@ -76,10 +82,11 @@ class _LinearDistillation(torch.autograd.Function):
                 logits *= softcap
             lse = logits.logsumexp(dim=1, keepdim=True)
             log_q = logits.gather(1, index[piece]) - lse
-            softmax = logits.sub_(lse).exp_()
+            softmax = logits.sub_(lse).clamp_min_(2 * math.log(LEAST)).exp_()
             for place, term in enumerate(terms):
                 values, slopes = term(log_q, p[piece], p[piece].sum(1, keepdim=True))
                 totals[place] += values.sum()
+                slopes = torch.where(slopes.abs() < LEAST, 0, slopes)
                 last = place == count - 1  # the chunk's memory is used again by the last one
                 grad = (softmax.mul_ if last else softmax.mul)(-slopes.sum(1, keepdim=True))
                 grad.scatter_add_(1, index[piece], slopes)

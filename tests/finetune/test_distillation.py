@@ -198,3 +198,18 @@ def test_lk_moves_from_the_divergence_to_the_acceptance_rate() -> None:
         )
         shares.append((lk - variation) / (kl - variation))
     assert shares[0] > 0.9 and shares[1] < 0.1
+
+
+@pytest.mark.parametrize("loss", TERMS)
+@pytest.mark.parametrize("sharpness", [3.0, 20.0, 60.0])
+def test_gradients_hold_no_numbers_too_small_to_compute_fast_with(loss: str, sharpness: float) -> None:
+    """What is multiplied back, seen by an LM head that is the identity: softmax and slopes are in it as they are."""
+    torch.manual_seed(0)
+    z = (sharpness * torch.randn(64, 40)).requires_grad_()
+    index = torch.stack([torch.randperm(40)[:4] for _ in range(64)])
+    linear_distillation(
+        loss, z, torch.eye(40), None, index, torch.full((64, 4), 0.2), torch.ones(64, dtype=torch.bool)
+    ).backward()
+    assert z.grad is not None and z.grad.any()
+    small = z.grad[z.grad != 0].abs().min()
+    assert small > torch.finfo(torch.float32).tiny
