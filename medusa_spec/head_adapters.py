@@ -1,7 +1,6 @@
 """Adapters of trained heads, many for one base, in PEFT's format: loaded, swapped, unloaded, saved. Trains nothing."""
 
 import copy
-import hashlib
 import os
 import tempfile
 import warnings
@@ -9,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from medusa_spec.adapters import active_adapters, active_part, adapted_layers
+from medusa_spec.adapters import active_adapters, adapted_layers
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import (
     ADAPTER_CONFIG,
@@ -28,13 +25,10 @@ from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.files import read_json, write_json, write_tensors, write_text
 from medusa_spec.heads import DraftHeads
 from medusa_spec.heads.note import note_tensor
+from medusa_spec.heads_note import NOTE, note_of, weights_hash
 
-NOTE = "calibration"
-"""Module of the heads whose copy each adapter brings: its `medusa_config.json`, so that PEFT's own calls swap it too."""
 PREFIX = "base_model.model."
 """Of all names in PEFT's files."""
-SMALLEST = 2.0**-14
-"""Below it float16 rounds what bfloat16 holds."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -42,7 +36,9 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file() and (folder / ADAPTER_CONFIG).is_file()
 
 
-def load_with_adapter(name_or_path: str | os.PathLike[str], backbone: Backbone, **options: Any) -> tuple[DraftHeads, Any]:
+def load_with_adapter(
+    name_or_path: str | os.PathLike[str], backbone: Backbone, **options: Any
+) -> tuple[DraftHeads, Any]:
     """Heads as `load_heads` does; of an adapter those that it stands on, with the adapter in place and active.
 
     Args:
@@ -95,7 +91,7 @@ def load_adapter(heads: DraftHeads, folder: Path, name: str) -> None:
         raise ConfigError(f"adapter_name must be a new one, got {name!r}, which is loaded; delete_adapter() it first")
     _check_base(heads, folder)
     state = {key.removeprefix(PREFIX): tensor for key, tensor in read_weights(folder / ADAPTER_WEIGHTS).items()}
-    before = len(names(heads))
+    before, was_active = names(heads), active_adapters(heads)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are what is wanted
@@ -103,12 +99,11 @@ def load_adapter(heads: DraftHeads, folder: Path, name: str) -> None:
         cast_adapter_dtype(heads, name)  # before its weights come, which are not to be rounded to those of the heads
         result: Any = set_peft_model_state_dict(heads, state, adapter_name=name)
     except Exception as error:  # PEFT's own, of many types
-        if len(names(heads)) > before:
-            delete(heads, name)
+        _take_back(heads, name, before, was_active)
         raise CheckpointError(f"the adapter in {folder} does not fit these heads: {error}") from error
     missing = [key for key in result.missing_keys if f".{name}." in key]
     if missing or result.unexpected_keys:
-        delete(heads, name)
+        _take_back(heads, name, before, was_active)
         raise CheckpointError(
             f"{folder / ADAPTER_WEIGHTS} must hold what {ADAPTER_CONFIG} says: missing {missing}, surplus "
             f"{result.unexpected_keys}; restore the folder or train the adapter again"
@@ -139,7 +134,7 @@ def save_adapter(
     from peft.functional import get_peft_model_state_dict
 
     folder = Path(folder)
-    peft_config = copy.deepcopy(heads.peft_config[name])
+    peft_config = copy.deepcopy(_configs(heads)[name])
     peft_config.base_model_name_or_path, peft_config.inference_mode = config.base_heads, True
     peft_config.modules_to_save = [NOTE]
     state = get_peft_model_state_dict(heads, adapter_name=name, save_embedding_layers=False)
@@ -175,21 +170,19 @@ def save_active(folder: str | os.PathLike[str], heads: DraftHeads, config: Medus
             f"one adapter must be active to be saved, got {found} of {names(heads)}; set_adapter() one, or "
             "delete_adapter() all to save the heads"
         )
-    said = active_part(heads.calibration, heads).read()
-    own = MedusaConfig.from_text(said.decode()) if said else _bare_config(heads, config)
-    save_adapter(folder, heads, own, name=found[0])
+    save_adapter(folder, heads, note_of(heads) or _bare_config(heads, config), name=found[0])
     return True
 
 
 def _bare_config(heads: DraftHeads, config: MedusaConfig) -> MedusaConfig:
     """What is known of an adapter that somebody trained with PEFT alone."""
-    base = heads.peft_config[active_adapters(heads)[0]].base_model_name_or_path
+    base = _configs(heads)[active_adapters(heads)[0]].base_model_name_or_path
     return replace(config, training={}, base_heads=base, base_heads_hash=weights_hash(heads))
 
 
 def names(heads: DraftHeads) -> list[str]:
     """Adapters that are loaded, in that order."""
-    return list(getattr(heads, "peft_config", {}))
+    return list(_configs(heads))
 
 
 def activate(heads: DraftHeads, name: str) -> None:
@@ -222,36 +215,17 @@ def delete(heads: DraftHeads, name: str) -> None:
     from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
 
     _check_loaded(heads, name)
-    configs: Any = heads.peft_config
+    configs = _configs(heads)
     delete_adapter(heads, adapter_name=name, prefix=PEFT_TYPE_TO_PREFIX_MAPPING[configs[name].peft_type])
     configs.pop(name, None)
     if not configs:
         _restore(heads)
 
 
-def weights_hash(heads: DraftHeads) -> str:
-    """Sixteen hex digits that name the heads' own weights as they are stored, in whatever dtype they were loaded."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(_own_state(heads).items()):
-        if tensor.is_floating_point():
-            rounded = tensor.detach().to("cpu", torch.bfloat16).float()
-            tensor = torch.where(rounded.abs() < SMALLEST, 0.0, rounded)
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _own_state(heads: DraftHeads) -> dict[str, torch.Tensor]:
-    """The heads' state without what adapters added to it."""
-    layers = [name for name, _ in adapted_layers(heads)]
-    state = {}
-    for key, tensor in heads.state_dict().items():
-        inside = next((name for name in layers if key.startswith(name + ".")), None)
-        if inside is None:
-            state[key] = tensor
-        elif key.startswith(inside + ".base_layer."):
-            state[inside + key.removeprefix(inside + ".base_layer")] = tensor
-    return {key: tensor for key, tensor in state.items() if not key.startswith(NOTE + ".")}
+def _configs(heads: DraftHeads) -> dict[str, Any]:
+    """PEFT's own record of what it put in place, by name."""
+    found: Any = getattr(heads, "peft_config", {})
+    return found
 
 
 def _adapted(heads: DraftHeads) -> list[tuple[str, Any]]:
@@ -268,6 +242,17 @@ def _restore(heads: DraftHeads) -> None:
         plain = module.original_module if name == NOTE else module.get_base_layer()
         setattr(heads.get_submodule(above), last, plain)
     del heads.peft_config
+
+
+def _take_back(heads: DraftHeads, name: str, before: list[str], was_active: list[str]) -> None:
+    """As it was before an adapter that cannot be had."""
+    if name not in names(heads) or name in before:
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
+        delete(heads, name)
+    if len(was_active) == 1:
+        activate(heads, was_active[0])
 
 
 def _check_loaded(heads: DraftHeads, name: str) -> None:

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from medusa_spec.adapters import active_part, adapter_state, merged_copy
-from medusa_spec.config import MedusaConfig
+from medusa_spec.adapters import adapter_state, merged_copy
 from medusa_spec.drafters.autoregressive import TextDraft
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft, ReadStates
 from medusa_spec.drafters.choice import Choice, GrowthChoice, TemplateChoice
@@ -22,6 +21,7 @@ from medusa_spec.heads import (
     StackedMedusaHeads,
 )
 from medusa_spec.heads.steps import DraftSteps
+from medusa_spec.heads_note import note_of
 from medusa_spec.prepared.draft_step import fast_step
 from medusa_spec.prepared.packed_linear import fast_linear
 from medusa_spec.tree import Growth, PathValues, TokenTree, TreeTemplate, best_tree, chain_template
@@ -74,9 +74,8 @@ class HeadsDrafter(Drafter):
     def _calibrate(self) -> None:
         """Takes tree, values and growth of the heads, or of an adapter that is active and has its own."""
         template, values, growth = self._own
-        said = active_part(self.heads.calibration, self.heads).read() if self.follow_adapters else b""
-        if said:
-            config = MedusaConfig.from_text(said.decode())
+        config = note_of(self.heads) if self.follow_adapters else None
+        if config is not None:
             template = config.tree or chain_template(self.heads.config.num_heads)
             values, growth = config.values, config.growth
         _check_template(template, self.heads.config)
