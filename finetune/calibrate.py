@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from medusa_spec import head_adapters
 from medusa_spec.backbone import Backbone
-from medusa_spec.checkpoint import save_heads
 from medusa_spec.config import MedusaConfig
 from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times, pass_timer
 from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
@@ -20,7 +20,7 @@ from medusa_spec.finetune.overlap import measure_overlap
 from medusa_spec.finetune.ranks import accuracy, measure_ranks
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
-from medusa_spec.finetune.train import load_trained
+from medusa_spec.finetune.train import load_trained, save_trained
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import DraftHeads
 from medusa_spec.prepare import prepare
@@ -40,6 +40,10 @@ USUAL_SIZE = 8
 
 SHOWN_SIZES = (1, 3, 7, 15, 31, 63)
 """Tree sizes, in draft nodes, that the record lists."""
+
+
+SHOWN_ACCURACIES = ("positions", "top1", "top5", "overlap", "base_top1")
+"""Held-out figures that the record lists, those that there are."""
 
 
 def settings(config: FinetuneConfig) -> dict[str, Any]:
@@ -64,6 +68,8 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         return dict(stages.read_done(output, "calibrate")["result"])
     heads = load_trained(config, target.backbone)
     values, result = count(config, heads)
+    if config.adapter_rank is not None:
+        result["base_top1"] = _base_accuracy(config, heads)
     expected = expected_accepted(values, config.max_tree_size)
     result["expected_mu"] = [round(mu, 4) for mu in expected]
     if config.tree_size is None:
@@ -90,7 +96,7 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         values=values,
         training=training_record(config, result),
     )
-    save_heads(output / "heads", heads, medusa_config)
+    save_trained(output / "heads", heads, medusa_config, config)
     stages.finish(output, "calibrate", wanted, result)
     return result
 
@@ -109,6 +115,15 @@ def count(config: FinetuneConfig, heads: DraftHeads) -> tuple[PathValues, dict[s
     if store.teacher is not None:
         record["overlap"] = measure_overlap(model, in_order(store, attends=heads.attends))
     return count_paths(ranks, width=width), record
+
+
+def _base_accuracy(config: FinetuneConfig, heads: DraftHeads) -> list[float]:
+    """Top-1 by head of the heads that an adapter stands on, on the same held-out states."""
+    head_adapters.enable(heads, False)
+    try:
+        return count(config, heads)[1]["top1"]
+    finally:
+        head_adapters.enable(heads, True)
 
 
 def choose_tree(
@@ -223,7 +238,7 @@ def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict
         "recipe": recipe,
         "steps": train["result"]["steps"],
         **{key: value for key, value in train["result"].items() if key.endswith("draft_coverage")},
-        "held_out": {key: calibration[key] for key in ("positions", "top1", "top5", "overlap") if key in calibration},
+        "held_out": {key: calibration[key] for key in SHOWN_ACCURACIES if key in calibration},
         "expected_mu": {
             str(size): calibration["expected_mu"][size]
             for size in SHOWN_SIZES

@@ -23,7 +23,14 @@ _AT_LEAST_ONE = (
     "report_new_tokens"
 )
 
-_AT_LEAST_OR_NONE = {"draft_vocab_size": 1, "tree_size": 0, "max_steps": 1, "max_records": 1, "top_logits": 0}
+_AT_LEAST_OR_NONE = {
+    "draft_vocab_size": 1,
+    "tree_size": 0,
+    "max_steps": 1,
+    "max_records": 1,
+    "top_logits": 0,
+    "adapter_rank": 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,9 @@ class FinetuneConfig:
         rank: Rank of `low_rank`.
         draft_vocab_size: Tokens that heads can guess, the most frequent of the answers; None means all.
         init_from: Trained heads (folder, packaged name or hub id) to start from; None starts at the identity.
+        adapter_rank: Trains an adapter (LoRA of this rank) on the heads of `init_from`, which stay as they are: many
+            domains on one base. None trains the heads.
+        adapter_alpha: What the adapter adds is multiplied by `adapter_alpha / adapter_rank`; None is twice the rank.
         epochs: Passes over the stored states.
         max_steps: Training steps after which it ends before those are through; None for all.
         batch_positions: Positions per training step.
@@ -123,6 +133,8 @@ class FinetuneConfig:
     rank: int = 64
     draft_vocab_size: int | None = 4096
     init_from: str | None = None
+    adapter_rank: int | None = None
+    adapter_alpha: float | None = None
     epochs: int = 6
     max_steps: int | None = None
     batch_positions: int = 2048
@@ -210,6 +222,7 @@ class FinetuneConfig:
         if self.distil and SELF in self.data:
             raise ConfigError("distil must be off for data = 'self', whose answers are the model's own already")
         self._check_loss()
+        self._check_adapter()
         object.__setattr__(self, "learning_rates", _factors(self.learning_rates))
         if not 0 <= self.ema < 1:
             raise ConfigError(f"ema must be a decay in 0..1 and below 1, or 0 for none, got {self.ema}")
@@ -228,6 +241,11 @@ class FinetuneConfig:
         return min(self.unroll, 1 + int(progress / self.unroll_ramp * (self.unroll - 1)))
 
     @property
+    def used_adapter_alpha(self) -> float:
+        """`adapter_alpha`, twice the rank where it is None."""
+        return float(2 * (self.adapter_rank or 0)) if self.adapter_alpha is None else self.adapter_alpha
+
+    @property
     def kept_logits(self) -> int:
         """`top_logits`, as many as the loss asks for where it is None."""
         if self.top_logits is not None:
@@ -241,6 +259,14 @@ class FinetuneConfig:
             raise ConfigError(
                 f"top_logits must be 1 or more, or None, with loss {self.loss!r}, which learns from them, got 0"
             )
+
+    def _check_adapter(self) -> None:
+        if self.adapter_rank is not None and self.init_from is None:
+            raise ConfigError(
+                f"adapter_rank must be None without init_from, got {self.adapter_rank}: adapters stand on trained heads"
+            )
+        if self.adapter_alpha is not None and (self.adapter_rank is None or not self.adapter_alpha > 0):
+            raise ConfigError(f"adapter_alpha must be above 0, and None without adapter_rank, got {self.adapter_alpha}")
 
     def _check_unroll(self) -> None:
         if not 0 <= self.unroll_ramp < 1 or (self.unroll_ramp and self.unroll is None):

@@ -1,5 +1,6 @@
 """The model card of trained heads: what they are, what they were trained on, what was measured."""
 
+from pathlib import Path
 from typing import Any
 
 from medusa_spec.config import MedusaConfig
@@ -17,6 +18,7 @@ def model_card(config: MedusaConfig) -> str:
         f"{config.heads.num_heads} heads of the family {config.heads.kind}, {config.heads.num_layers} block(s), "
         f"LM head: {config.heads.lm_head.replace('_', ' ')}, {config.heads.num_draft_tokens} draft tokens. "
         "They propose tokens; the base model checks them, so its output does not change.",
+        _adapter(config),
         "```python\nfrom medusa_spec import MedusaModel\n\n"
         'model = MedusaModel.from_pretrained("path-or-hub-id-of-these-heads")\n'
         "out = model.generate(**inputs, max_new_tokens=256)\n```",
@@ -25,6 +27,17 @@ def model_card(config: MedusaConfig) -> str:
         _figures(training),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _adapter(config: MedusaConfig) -> str:
+    if config.base_heads is None:
+        return ""
+    name = Path(config.base_heads).name if Path(config.base_heads).is_absolute() else config.base_heads
+    return (
+        f"This is an adapter (LoRA) on the heads `{name}`, for one domain of several: `model.load_adapter(folder, "
+        '"name")` puts it beside others on those heads, `model.set_adapter("name")` swaps; so do PEFT\'s own calls on '
+        "`model.heads`."
+    )
 
 
 def _data(data: dict[str, Any]) -> str:
@@ -60,6 +73,9 @@ def _figures(training: dict[str, Any]) -> str:
         lines.append(f"- held-out overlap with the base model's probabilities by head: {shares}")
     trees = ", ".join(f"{mu:.2f} ({size})" for size, mu in training["expected_mu"].items())
     lines.append(f"- expected μ by draft nodes: {trees}")
+    if "base_top1" in training["held_out"]:
+        shares = ", ".join(f"{share:.3f}" for share in training["held_out"]["base_top1"])
+        lines.append(f"- held-out top-1 by head without the adapter: {shares}")
     measured = training.get("measured")
     if measured:
         lines.append(

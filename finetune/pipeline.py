@@ -97,7 +97,16 @@ def _integer_or_none(text: str) -> int | None:
     return None if text.lower() == "none" else int(text)
 
 
-_TYPES: dict[str, Callable[[str], Any]] = {"<class 'int'>": int, "<class 'float'>": float, "int": _integer_or_none}
+def _number_or_none(text: str) -> float | None:
+    return None if text.lower() == "none" else float(text)
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "<class 'int'>": int,
+    "<class 'float'>": float,
+    "int": _integer_or_none,
+    "float": _number_or_none,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

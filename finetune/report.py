@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medusa_spec.checkpoint import CARD_NAME, read_config, save_heads
+from medusa_spec.checkpoint import CARD_NAME, read_config
 from medusa_spec.comparison import Comparison
 from medusa_spec.files import read_json, write_json, write_text
 from medusa_spec.finetune import stages
@@ -15,7 +15,7 @@ from medusa_spec.finetune.model_card import model_card
 from medusa_spec.finetune.plots import draw_plots
 from medusa_spec.finetune.report_text import report_text
 from medusa_spec.finetune.target import Target, load_model
-from medusa_spec.finetune.train import load_trained
+from medusa_spec.finetune.train import load_trained, save_trained
 from medusa_spec.measure import compare
 from medusa_spec.model import MedusaModel
 from medusa_spec.prompts import Prompt, encode
@@ -103,5 +103,5 @@ def write_card(config: FinetuneConfig, target: Target, figures: dict[str, Any]) 
     record = saved.training | {"measured": {key: measured[key] for key in keys if key in measured}}
     record["measured"]["without_loops"] = figures["loops"]
     updated = replace(saved, training=record)
-    save_heads(folder, load_trained(config, target.backbone), updated, model_card(updated))
+    save_trained(folder, load_trained(config, target.backbone), updated, config, model_card(updated))
     assert (folder / CARD_NAME).exists()

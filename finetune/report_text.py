@@ -70,7 +70,7 @@ def data_lines(data: dict[str, Any]) -> list[str]:
 
 def accuracy_table(calibration: dict[str, Any]) -> str:
     """Top-1 and top-5 by head, and the overlap with the target's probabilities if known, as a Markdown table."""
-    columns = {"top-1": "top1", "top-5": "top5", "overlap": "overlap"}
+    columns = {"top-1": "top1", "top-5": "top5", "overlap": "overlap", "top-1 without the adapter": "base_top1"}
     shown = {title: calibration[key] for title, key in columns.items() if key in calibration}
     rows = [
         f"| {head} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"

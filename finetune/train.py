@@ -1,5 +1,6 @@
 """The train stage: fresh or given heads in, trained heads out. The target is only asked for its LM head."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,27 +8,39 @@ import torch
 from safetensors.torch import load_file
 
 from medusa_spec.backbone import Backbone
-from medusa_spec.checkpoint import CONFIG_NAME, WEIGHTS_NAME, heads_folder, load_heads, read_weights
+from medusa_spec.checkpoint import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    heads_folder,
+    load_heads,
+    read_config,
+    read_weights,
+    save_heads,
+)
+from medusa_spec.config import MedusaConfig
 from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
 from medusa_spec.files import write_json, write_tensors
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import StepBatches, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
+from medusa_spec.finetune.lora import adapt_heads, adapter_tensors, load_adapter_tensors
 from medusa_spec.finetune.records import fingerprint
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.finetune.trainer import train_heads
+from medusa_spec.head_adapters import is_adapter, save_adapter
 from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent, options_of
+from medusa_spec.heads_note import weights_hash
 
 _DEPENDS_ON = (
     "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs max_steps batch_positions learning_rate "
     "weight_decay warmup max_grad_norm depth_decay unroll unroll_ramp feature_weight save_steps seed"
 ).split()
 
-_IF_USED = "options learning_rates ema".split()
+_IF_USED = "options learning_rates ema adapter_rank adapter_alpha".split()
 
 
 def settings(config: FinetuneConfig) -> dict[str, Any]:
@@ -48,9 +61,14 @@ def own_folder(name: str) -> Path:
     """The folder of heads to start from.
 
     Raises:
-        ConfigError: If they are in another project's format.
+        ConfigError: If they are in another project's format, or an adapter of heads.
     """
     folder = heads_folder(name)
+    if is_adapter(folder):
+        raise ConfigError(
+            f"init_from must be heads, got {name!r}, which is an adapter; begin with the heads that it stands on, "
+            f"{read_config(folder).base_heads!r}"
+        )
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(
             f"init_from must be heads in this library's own format, got {name!r}, which is of another project; convert "
@@ -86,7 +104,8 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     held_out = StateStore(output, "held_out", config.num_heads, teacher=config.kept_logits > 0)
     history = train_heads(model, train, held_out, config, folder)
     check_trained(start, heads)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
+    trained = heads.state_dict() if config.adapter_rank is None else adapter_tensors(heads)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()}
     write_tensors(folder / WEIGHTS_NAME, state)
     write_json(folder / "history.json", history)
     result = {
@@ -118,7 +137,8 @@ def start_heads(
         hidden_size=backbone.hidden_size, vocab_size=backbone.vocab_size, target=backbone.config
     )
     if config.init_from is not None:
-        return _given_heads(config.init_from, sizes, backbone)
+        heads = _given_heads(config.init_from, sizes, backbone)
+        return heads if config.adapter_rank is None else _adapted(heads, config)
     ids = None
     if sizes.draft_vocab_size is not None:
         always = [token for token in eos_ids if token < backbone.vocab_size]
@@ -148,6 +168,11 @@ def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> DraftHead
     for parameter in heads.parameters():
         parameter.requires_grad_(True)
     return heads.train()
+
+
+def _adapted(heads: DraftHeads, config: FinetuneConfig) -> DraftHeads:
+    assert config.adapter_rank is not None
+    return adapt_heads(heads, rank=config.adapter_rank, alpha=config.used_adapter_alpha, seed=config.seed)
 
 
 def check_loaded(heads: DraftHeads, stored: dict[str, torch.Tensor], name: str) -> None:
@@ -188,10 +213,15 @@ def check_trained(start: dict[str, torch.Tensor], heads: DraftHeads) -> None:
 
 
 def load_trained(config: FinetuneConfig, backbone: Backbone) -> DraftHeads:
-    """The heads of a finished train stage, in float32 but rounded to bfloat16, as they will be used."""
+    """The heads of a finished train stage, in float32 but rounded to bfloat16, as they will be used; an adapter, which
+    is kept in float32, stands around their layers."""
     output = Path(config.output)
     sizes = HeadsConfig.from_dict(stages.read_done(output, "train")["result"]["heads"])
     state = read_weights(output / "train" / WEIGHTS_NAME)
+    if config.adapter_rank is not None:
+        heads = _adapted(load_heads(str(config.init_from), backbone, dtype=torch.float32)[0], config)
+        load_adapter_tensors(heads, state)
+        return heads.requires_grad_(False).eval()
     rounded = {
         key: tensor if key == "draft_ids" else tensor.to(torch.bfloat16).float() for key, tensor in state.items()
     }
@@ -207,6 +237,26 @@ def _batches(config: FinetuneConfig, train: StateStore, heads: DraftHeads) -> St
     return step_batches(
         train, attends=heads.attends, batch_positions=config.batch_positions, epochs=1, seed=config.seed
     )
+
+
+def save_trained(
+    folder: Path, heads: DraftHeads, config: MedusaConfig, run: FinetuneConfig, model_card: str | None = None
+) -> None:
+    """Writes what was trained: heads, or the adapter that stands around their layers.
+
+    Args:
+        folder: As for `save_heads`.
+        heads: Of `load_trained`.
+        config: Of the heads; what an adapter stands on is added.
+        run: Its settings.
+        model_card: As for `save_heads`.
+    """
+    if run.adapter_rank is None:
+        save_heads(folder, heads, config, model_card)
+        return
+    given = str(run.init_from)
+    base = str(Path(given).resolve()) if Path(given).exists() else given
+    save_adapter(folder, heads, replace(config, base_heads=base, base_heads_hash=weights_hash(heads)), model_card)
 
 
 def _last(history: list[dict[str, float]], key: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ from torch import nn
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.embedding import TokenEmbedding
 from medusa_spec.heads.head import Head
+from medusa_spec.heads.note import Note
 from medusa_spec.heads.options import NoOptions, read_options
 from medusa_spec.heads.projection import Projection
 
@@ -70,6 +71,7 @@ class DraftHeads(nn.Module, ABC):
         self.embedding = embedding if self.sequential else None
         self.heads = nn.ModuleList(self.make_head(k) for k in range(self.num_sets))
         self.register_buffer("draft_ids", draft_ids)
+        self.calibration = Note()
 
     @classmethod
     def taps_of(cls, options: Any) -> tuple[int, ...]:

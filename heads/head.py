@@ -5,6 +5,7 @@ from torch import nn
 
 from medusa_spec.heads.config import HeadsConfig
 from medusa_spec.heads.projection import Projection
+from medusa_spec.heads.weight import weight_of
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -65,7 +66,7 @@ class Head(nn.Module):
         """
         weight, bias = projection.weight, projection.bias
         if hasattr(self, "lm_head"):
-            return z, self.lm_head.weight, self.lm_head.bias
+            return z, weight_of(self.lm_head), self.lm_head.bias
         if hasattr(self, "up"):
-            return torch.cat([z, self.down(z)], dim=1), torch.cat([weight, self.up.weight], dim=1), bias
+            return torch.cat([z, self.down(z)], dim=1), torch.cat([weight, weight_of(self.up)], dim=1), bias
         return z, weight, bias

@@ -1,5 +1,6 @@
 """Medusa heads: K parallel guesses from one hidden state. Knows tensors, not the model they come from."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -39,10 +40,7 @@ class MedusaHeads(DraftHeads):
     def features(self, h: torch.Tensor, tokens: torch.Tensor | None = None) -> list[torch.Tensor]:
         """K features [..., H]; the heads' first blocks read the same h, so they pass as one product."""
         blocks = [[cast(ResidualBlock, b) for b in cast(MedusaHead, head).blocks] for head in self.heads]
-        first = [own[0].linear for own in blocks]
-        weight = torch.cat([linear.weight for linear in first])
-        bias = torch.cat([linear.bias for linear in first])
-        parts = nn.functional.linear(h, weight, bias).chunk(len(first), dim=-1)
+        parts = _side_by_side([own[0].linear for own in blocks], h)
         features = []
         for own, part in zip(blocks, parts, strict=True):
             z = h + nn.functional.silu(part)
@@ -50,3 +48,12 @@ class MedusaHeads(DraftHeads):
                 z = block(z)
             features.append(z)
         return features
+
+
+def _side_by_side(linears: list[nn.Linear], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Each linear's x [..., H], in one product; layers around which adapters stand are called one by one."""
+    if any(type(linear) is not nn.Linear for linear in linears):
+        return [linear(x) for linear in linears]
+    weight = torch.cat([linear.weight for linear in linears])
+    bias = torch.cat([linear.bias for linear in linears])
+    return nn.functional.linear(x, weight, bias).chunk(len(linears), dim=-1)

@@ -23,6 +23,10 @@ from medusa_spec.heads import DraftHeads, make_heads
 CONFIG_NAME = "medusa_config.json"
 WEIGHTS_NAME = "heads.safetensors"
 CARD_NAME = "README.md"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+OWN_FILES = [CONFIG_NAME, WEIGHTS_NAME, CARD_NAME, ADAPTER_CONFIG, ADAPTER_WEIGHTS]
+"""What a folder of ours may hold: heads, or an adapter of heads."""
 PACKAGED = Path(__file__).parent / "data" / "heads"
 
 
@@ -52,7 +56,7 @@ def heads_folder(name_or_path: str | os.PathLike[str]) -> Path:
             f"which {'has neither' if path.is_dir() else 'is a file: give its folder'}"
         )
     try:
-        return fetch(str(name_or_path), [CONFIG_NAME, WEIGHTS_NAME, CARD_NAME], own_config=CONFIG_NAME)
+        return fetch(str(name_or_path), OWN_FILES, own_config=CONFIG_NAME)
     except Exception as error:
         raise CheckpointError(
             f"heads must be a folder, a hub id or one of {packaged_heads()}, got {str(name_or_path)!r}: {error}"
@@ -161,7 +165,7 @@ def save_heads(
     write_tensors(folder / WEIGHTS_NAME, state, metadata={"format": "pt"})
     if model_card is not None:
         write_text(folder / CARD_NAME, model_card)
-    write_text(folder / CONFIG_NAME, json.dumps(config.to_dict(), ensure_ascii=False) + "\n")
+    write_text(folder / CONFIG_NAME, config.to_text())
 
 
 def load_heads(

@@ -1,5 +1,6 @@
 """What a folder of heads says about itself. Knows no weights and no files."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,9 @@ from medusa_spec.heads import HeadsConfig
 from medusa_spec.tree import Growth, PathValues, TreeTemplate
 
 FORMAT_VERSION = 1
+
+OPTIONAL = ("base_heads", "base_heads_hash")
+"""Left out of the file where they say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,8 @@ class MedusaConfig:
         growth: Rules by which trees grow at every step, for heads that can; None drafts with the static tree.
         values: Calibration counts, from which trees of other sizes are chosen; None if not calibrated.
         training: Record of data, recipe and measured figures, for people.
+        base_heads: Of an adapter of heads: those that it stands on, as `load_heads` takes them.
+        base_heads_hash: Names their weights; others on loading are a warning.
         format_version: Of the folder; a later one than this library's is refused.
     """
 
@@ -37,6 +43,8 @@ class MedusaConfig:
     growth: Growth | None = None
     values: PathValues | None = None
     training: dict[str, Any] = field(default_factory=dict)
+    base_heads: str | None = None
+    base_heads_hash: str | None = None
     format_version: int = FORMAT_VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,6 +56,7 @@ class MedusaConfig:
                 "counts": sorted([list(path), count] for path, count in self.values.counts.items()),
                 "singles": [list(ranks) for ranks in self.values.singles],
             }
+        optional = {name: getattr(self, name) for name in OPTIONAL}
         return {
             "format_version": self.format_version,
             "base_model_name_or_path": self.base_model_name_or_path,
@@ -59,7 +68,27 @@ class MedusaConfig:
             "growth": None if self.growth is None else self.growth.to_dict(),
             "values": values,
             "training": self.training,
+            **{name: value for name, value in optional.items() if value is not None},
         }
+
+    def to_text(self) -> str:
+        """As the text of `medusa_config.json`."""
+        return json.dumps(self.to_dict(), ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> "MedusaConfig":
+        """The inverse of `to_text`.
+
+        Raises:
+            CheckpointError: If it is no JSON object, or as for `from_dict`.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise CheckpointError(f"medusa_config.json must be JSON, got {text[:60]!r}: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"medusa_config.json must hold a JSON object, got {type(values).__name__}")
+        return cls.from_dict(values)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "MedusaConfig":

@@ -8,13 +8,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import PushToHubMixin
 
+from medusa_spec.adapter_methods import AdapterMethods
 from medusa_spec.backbone import Backbone
-from medusa_spec.checkpoint import heads_folder, load_heads, names_heads, save_heads, target_of
+from medusa_spec.checkpoint import heads_folder, names_heads, save_heads, target_of
 from medusa_spec.config import MedusaConfig
 from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
 from medusa_spec.drafters import Drafter, HeadsDrafter, NgramDrafter
 from medusa_spec.errors import ConfigError
 from medusa_spec.generation import generate
+from medusa_spec.head_adapters import load_with_adapter, save_active
 from medusa_spec.heads import DraftHeads, HeadsConfig, MedusaHeads
 from medusa_spec.mtp import NATIVE, native_heads
 from medusa_spec.prepare import Prepared, prepare
@@ -24,7 +26,7 @@ from medusa_spec.stats import DecodingStats
 from medusa_spec.tree import TreeTemplate, chain_template
 
 
-class MedusaModel(nn.Module, PushToHubMixin):
+class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
     """A causal LM that decodes several tokens per pass and says exactly what it said before.
 
     ```python
@@ -39,8 +41,9 @@ class MedusaModel(nn.Module, PushToHubMixin):
     Args:
         model: A Hugging Face causal LM, loaded any way: quantised, sharded, with a PEFT adapter active.
         heads: Trained heads: `DraftHeads` of any family, or what `load_heads` takes, other projects' checkpoints among
-            them; `"mtp"` for the MTP layers that the target's own checkpoint ships. None makes untrained Medusa heads,
-            which begin as the target's own LM head, unless the drafter needs none.
+            them; an adapter of heads, whose heads are loaded with it; `"mtp"` for the MTP layers that the target's own
+            checkpoint ships. None makes untrained Medusa heads, which begin as the target's own LM head, unless the
+            drafter needs none.
         drafter: `"heads"`, `"ngram"` (needs no training) or a `Drafter` of your own.
         tree: Template for the heads; None takes the one saved with them.
         probe: Check on attaching that tree passes of this model are exact; off only if you have just seen it pass.
@@ -130,7 +133,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
 
     def _heads(self, heads: Any, *, needed: bool) -> DraftHeads | None:
         if isinstance(heads, (str, os.PathLike)):
-            heads, self.medusa_config = load_heads(heads, self.backbone)
+            heads, self.medusa_config = load_with_adapter(heads, self.backbone)
         elif heads is None and needed:
             config = HeadsConfig(hidden_size=self.backbone.hidden_size, vocab_size=self.backbone.vocab_size)
             heads = MedusaHeads(config, self.backbone.projection())
@@ -197,7 +200,7 @@ class MedusaModel(nn.Module, PushToHubMixin):
         return self.target(*args, **kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Saves the heads alone, with the name of their target.
+        """Saves the heads alone, with the name of their target; while an adapter of theirs is active, that adapter.
 
         Args:
             save_directory: Folder; made if missing.
@@ -209,7 +212,8 @@ class MedusaModel(nn.Module, PushToHubMixin):
         """
         if self.heads is None or self.medusa_config is None:
             raise ConfigError(f"there are no heads to save: the drafter is {self.drafter.name!r}")
-        save_heads(save_directory, self.heads, self.medusa_config, dtype=next(self.heads.parameters()).dtype)
+        if not save_active(save_directory, self.heads, self.medusa_config):
+            save_heads(save_directory, self.heads, self.medusa_config, dtype=next(self.heads.parameters()).dtype)
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
@@ -251,6 +255,7 @@ def _heads_drafter(model: MedusaModel, tree: TreeTemplate | None) -> Drafter:
         tree or config.tree or chain_template(config.heads.num_heads),
         config.values,
         growth=config.growth if tree is None else None,
+        follow_adapters=tree is None,
         dtype=model.backbone.dtype,
         device=model.backbone.head_device,
     )

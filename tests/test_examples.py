@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer
 
 import medusa_spec
@@ -13,7 +14,14 @@ from medusa_spec import MedusaModel
 from medusa_spec.testing import save_tiny_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-TESTED = {"finetune_heads", "ngram_no_training", "sampling_same_seed", "streaming", "wrap_and_generate"}
+TESTED = {
+    "domain_adapters",
+    "finetune_heads",
+    "ngram_no_training",
+    "sampling_same_seed",
+    "streaming",
+    "wrap_and_generate",
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +91,21 @@ def test_finetuned_heads_load_from_their_folder_alone(folder: Path, tmp_path: Pa
     )
     expected = model.generate(**prompt, max_new_tokens=32, do_sample=False, draft_nodes=0)
     assert output == expected[0].tolist()
+
+
+def test_adapters_are_swapped_and_the_text_stays(folder: Path, tmp_path: Path) -> None:
+    given = {}
+    MedusaModel.from_pretrained(folder).save_pretrained(tmp_path / "heads")
+    for name in ("maths", "code"):
+        model = MedusaModel.from_pretrained(folder, heads=tmp_path / "heads")
+        config = LoraConfig(r=2, target_modules=["linear"], init_lora_weights=False)
+        get_peft_model(model.heads, config)
+        model.save_pretrained(tmp_path / name)
+        given[name] = str(tmp_path / name)
+    found = _example("domain_adapters").main(str(folder), str(tmp_path / "heads"), **given)
+    for domain, by_name in found.items():
+        assert set(by_name) == {"maths", "code", "none"}, domain
+        assert len({tuple(ids) for ids, _ in by_name.values()}) == 1
 
 
 def test_examples_use_public_names_only() -> None:

@@ -172,6 +172,13 @@ def finetune(
         bool, typer.Option("--drop-duplicates", help="Keep one of conversations that are the same.")
     ] = False,
     init_from: Annotated[str | None, typer.Option(help="Trained heads to start from: folder, name or hub id.")] = None,
+    adapter_rank: Annotated[
+        int | None,
+        typer.Option(help="Train an adapter (LoRA of this rank) on the heads of --init-from, not the heads."),
+    ] = None,
+    adapter_alpha: Annotated[
+        float | None, typer.Option(help="Adapters are multiplied by it over their rank; default: twice the rank.")
+    ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -262,6 +269,8 @@ def finetune(
         "drop_loops": drop_loops,
         "drop_duplicates": drop_duplicates,
         "init_from": init_from,
+        "adapter_rank": adapter_rank,
+        "adapter_alpha": adapter_alpha,
         "kind": kind,
         "options": tuple(option) if option else None,
         "num_heads": num_heads,

@@ -1,20 +1,30 @@
 """Drafting with trained heads, over a static template or a tree that grows. Knows ids, not how heads are trained."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from medusa_spec.adapters import adapter_state, merged_copy
 from medusa_spec.drafters.autoregressive import TextDraft
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft, ReadStates
 from medusa_spec.drafters.choice import Choice, GrowthChoice, TemplateChoice
 from medusa_spec.drafters.levels import plan_of
 from medusa_spec.errors import ConfigError
-from medusa_spec.heads import LEVELS, AutoregressiveHeads, DraftHeads, LevelHeads, MedusaHeads, StackedMedusaHeads
+from medusa_spec.heads import (
+    LEVELS,
+    AutoregressiveHeads,
+    DraftHeads,
+    HeadsConfig,
+    LevelHeads,
+    MedusaHeads,
+    StackedMedusaHeads,
+)
 from medusa_spec.heads.steps import DraftSteps
+from medusa_spec.heads_note import note_of
 from medusa_spec.prepared.draft_step import fast_step
 from medusa_spec.prepared.packed_linear import fast_linear
-from medusa_spec.tree import Growth, PathValues, TokenTree, TreeTemplate, best_tree
+from medusa_spec.tree import Growth, PathValues, TokenTree, TreeTemplate, best_tree, chain_template
 
 
 class HeadsDrafter(Drafter):
@@ -22,11 +32,12 @@ class HeadsDrafter(Drafter):
 
     Args:
         heads: Trained heads; a frozen copy of them in a form made for decoding is drafted with, made anew when they
-            were trained, cast or moved since the last request.
+            were trained, cast or moved since the last request, or an adapter of theirs was loaded, swapped or unloaded.
         template: The tree.
         values: Calibration counts, from which smaller trees are chosen when a limit asks for one; None cuts the
             template instead.
         growth: For sequential heads: lets trees grow by these rules instead of filling the template.
+        follow_adapters: While an adapter of the heads is active that brought a calibration of its own, draft by that.
         dtype: Compute dtype, the target's.
         device: Device of h.
 
@@ -43,38 +54,39 @@ class HeadsDrafter(Drafter):
         values: PathValues | None = None,
         *,
         growth: Growth | None = None,
+        follow_adapters: bool = True,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        config = heads.config
-        if template.depth > config.num_heads:
-            raise ConfigError(
-                f"tree must be at most {config.num_heads} deep, one level per head, got depth {template.depth}; "
-                "leave out its longer paths or train more heads"
-            )
-        if template.width > config.num_draft_tokens:
-            raise ConfigError(
-                f"tree must use ranks below {config.num_draft_tokens}, the draft vocabulary's size, got rank "
-                f"{template.width - 1}"
-            )
         self.heads = heads
-        self.template = template
-        self.values = values
-        self.growth = growth if heads.sequential else None
         self.reads = heads.taps if heads.attends else None
-        self._limited: dict[int, TreeTemplate] = {}
+        self.follow_adapters = follow_adapters
+        self._own = template, values, growth
         self._stack(dtype, device)
 
     def _stack(self, dtype: torch.dtype, device: torch.device) -> None:
         self._state = _state_of(self.heads)
+        self._calibrate()
         self.stacked = decoding_form(self.heads, dtype=dtype, device=device)
         self.draft_ids = None if self.heads.draft_ids is None else self.heads.draft_ids.to(device)
         self._slots: dict[TreeTemplate, torch.Tensor] = {}
 
+    def _calibrate(self) -> None:
+        """Takes tree, values and growth of the heads, or of an adapter that is active and has its own."""
+        template, values, growth = self._own
+        config = note_of(self.heads) if self.follow_adapters else None
+        if config is not None:
+            template = config.tree or chain_template(self.heads.config.num_heads)
+            values, growth = config.values, config.growth
+        _check_template(template, self.heads.config)
+        self.template, self.values = template, values
+        self.growth = growth if self.heads.sequential else None
+        self._limited: dict[int, TreeTemplate] = {}
+
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which stack anew: a packed kernel is of this process."""
         dtype, device = self.stacked.dtype, self.stacked.device
-        return {**self.__dict__, "stacked": (dtype, device), "_slots": {}}
+        return {**self.__dict__, "stacked": (dtype, device), "_slots": {}, "_state": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -82,7 +94,7 @@ class HeadsDrafter(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> DraftSession:
         """A session; only heads that attend keep a state in it, the others find all they need in h."""
-        if _state_of(self.heads) != self._state:
+        if _state_of(self.heads).key != self._state.key:
             self._stack(self.stacked.dtype, self.stacked.device)
         if self.heads.attends:
             return _AttendingSession(self)
@@ -135,7 +147,8 @@ DecodingForm = StackedMedusaHeads | LevelHeads | DraftSteps
 
 
 def decoding_form(heads: DraftHeads, *, dtype: torch.dtype, device: torch.device) -> DecodingForm:
-    """A frozen copy of heads made for decoding, on the fastest linear layers that are here."""
+    """A frozen copy of heads made for decoding, adapters merged in, on the fastest linear layers that are here."""
+    heads = merged_copy(heads, heads.projection, heads.embedding)
     if isinstance(heads, AutoregressiveHeads):
         return DraftSteps(heads, dtype=dtype, device=device, linear=fast_linear, step=fast_step)
     if heads.sequential:
@@ -144,9 +157,35 @@ def decoding_form(heads: DraftHeads, *, dtype: torch.dtype, device: torch.device
     return StackedMedusaHeads(heads, dtype=dtype, device=device, linear=fast_linear)
 
 
-def _state_of(heads: DraftHeads) -> list[tuple[int, int]]:
-    """Changes whenever a weight does: its place in memory, and how often it was written to."""
-    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in heads.parameters()]
+class _State(NamedTuple):
+    """What changes whenever a weight does, or what adapters do to them.
+
+    Attributes:
+        key: Places in memory, how often each was written to, and adapters.
+        weights: Keep those places from being given to others, of an adapter with the name of one that is gone.
+    """
+
+    key: tuple[Any, ...]
+    weights: list[torch.Tensor]
+
+
+def _state_of(heads: DraftHeads) -> _State:
+    weights = [weight.detach() for weight in heads.parameters()]
+    places = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in heads.parameters()]
+    return _State((places, adapter_state(heads)), weights)
+
+
+def _check_template(template: TreeTemplate, config: HeadsConfig) -> None:
+    if template.depth > config.num_heads:
+        raise ConfigError(
+            f"tree must be at most {config.num_heads} deep, one level per head, got depth {template.depth}; "
+            "leave out its longer paths or train more heads"
+        )
+    if template.width > config.num_draft_tokens:
+        raise ConfigError(
+            f"tree must use ranks below {config.num_draft_tokens}, the draft vocabulary's size, got rank "
+            f"{template.width - 1}"
+        )
 
 
 class _HeadsSession(DraftSession):
