@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from medusa_spec.drafters import DraftSession as DraftSession
     from medusa_spec.drafters import NgramDrafter as NgramDrafter
     from medusa_spec.errors import MedusaError as MedusaError
+    from medusa_spec.export import export_heads as export_heads
     from medusa_spec.heads import HeadsConfig as HeadsConfig
     from medusa_spec.heads import MedusaHeads as MedusaHeads
     from medusa_spec.model import MedusaModel as MedusaModel
@@ -31,6 +32,7 @@ _HOMES = {
     "NgramDrafter": "medusa_spec.drafters",
     "TokenTree": "medusa_spec.tree",
     "TreeTemplate": "medusa_spec.tree",
+    "export_heads": "medusa_spec.export",
 }
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "TokenTree",
     "TreeTemplate",
     "__version__",
+    "export_heads",
 ]
 
 

@@ -290,7 +290,7 @@ class Backbone:
         if "cache" in kwargs:
             kwargs[self._cache_argument] = kwargs.pop("cache")
             kwargs["use_cache"] = kwargs[self._cache_argument] is not None
-        around = last_only and all_states and self._keeps_logits and self._decoder_gives_h
+        around = last_only and all_states and self._keeps_logits and self.decoder_gives_h
         if self._keeps_logits:
             kwargs["logits_to_keep"] = 1 if last_only and (around or not all_states) else 0
         decoded: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
@@ -397,7 +397,7 @@ class Backbone:
             yield tapped
 
     @cached_property
-    def _decoder_gives_h(self) -> bool:
+    def decoder_gives_h(self) -> bool:
         """Whether the decoder's output enters the LM head as it is, read off a pass."""
         ids = torch.arange(1, 4, device=self.device).remainder(self.ids_below).unsqueeze(0)
         with capturing_output(self.model.get_decoder()) as outputs:

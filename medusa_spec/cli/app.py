@@ -26,6 +26,13 @@ class DType(str, Enum):
     float64 = "float64"
 
 
+class To(str, Enum):
+    """Whose engine is to read the heads."""
+
+    vllm = "vllm"
+    original = "original"
+
+
 class LMHead(str, Enum):
     """What turns a head's state into logits."""
 
@@ -315,3 +322,19 @@ def finetune(
         redo=redo,
         settings=asked,
     )
+
+
+@app.command()
+def export(
+    heads: Annotated[str, typer.Argument(help="Heads: a folder, a packaged name or a hub id.")],
+    output: Annotated[Path, typer.Option(help="Folder for the engine: new, empty, or an earlier export.")],
+    to: Annotated[
+        To, typer.Option(help="vllm: vLLM, and TGI for Medusa heads; original: the authors' layout.")
+    ] = To.vllm,
+    model: Annotated[str | None, typer.Option(help="The target, where the heads' own name for it is not it.")] = None,
+    dtype: Dtype = DType.auto,
+) -> None:
+    """Write heads as another engine reads them, read them back and compare."""
+    from medusa_spec.cli.export import export as run
+
+    run(heads=heads, output=output, to=to.value, model=model, dtype=dtype.value)
