@@ -24,7 +24,8 @@ import torch
 from transformers import AutoTokenizer
 
 from medusa_spec import DecodingStats, MedusaModel, export_heads
-from medusa_spec.cli.export import METHODS
+from medusa_spec.cli.export import METHODS, PROPOSER_CLASS
+from medusa_spec.export import FORMATS
 from medusa_spec.prompts import encode, packaged_prompts, read_prompts
 from medusa_spec.tree import chain_template
 
@@ -142,34 +143,44 @@ def _first(one: list[int], other: list[int]) -> int:
     return next((place for place in places if one[place] != other[place]), len(places))
 
 
+def jobs_of(model: MedusaModel, work: Path, by: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Exports a model's heads in every way that engines read, and gives vLLM's settings by what to call them."""
+    assert model.heads is not None
+    kind, found = model.heads.config.kind, {}
+    for to in by:
+        if kind not in FORMATS[to]:
+            continue
+        folder = export_heads(model, work / f"{kind}-{to}", to=to).folder
+        method, path = (METHODS[kind], str(folder)) if to == "vllm" else ("custom_class", PROPOSER_CLASS)
+        speculative = {"method": method, "model": path, "num_speculative_tokens": model.heads.config.num_heads}
+        found[f"{kind}, `{method}`"] = {"speculative": speculative, "path": "" if to == "vllm" else str(folder)}
+    return found
+
+
 def check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     """Runs all of it: the table, and what was not equal."""
     runs: list[tuple[Run, Run]] = []
     arguments.work.mkdir(parents=True, exist_ok=True)
-    for name in arguments.heads:
+    for number, name in enumerate(arguments.heads):
         model = MedusaModel.from_pretrained(name, dtype=torch.float32)
         assert model.heads is not None
-        kind, guesses = model.heads.config.kind, model.heads.config.num_heads
-        folder = arguments.work / f"{kind}-for-vllm"
-        report = export_heads(model, folder)
-        target = str(model.target.name_or_path)
+        kind, guesses, target = model.heads.config.kind, model.heads.config.num_heads, str(model.target.name_or_path)
+        jobs = jobs_of(model, arguments.work, arguments.by)
         # Where the format cannot keep a draft vocabulary, what was exported is what both have to decode with.
-        heads = name if report.same_guesses else folder
+        heads = arguments.work / "eagle-vllm" if kind == "eagle" and model.heads.draft_ids is not None else name
         model = MedusaModel.from_pretrained(target, heads=heads, tree=chain_template(guesses), dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(target)
         read = read_prompts(arguments.prompts, limit=arguments.limit)
         prompts = [encode(tokenizer, prompt.messages)["input_ids"][0].tolist() for prompt in read]
         ours = decode_here(model, prompts, arguments.max_new_tokens, kind, guesses)
         runs.append((ours, ours))
-        job = {"model": target, "prompts": prompts, "max_new_tokens": arguments.max_new_tokens, "processes": 1}
-        jobs = [("no drafts", job | {"speculative": None})] if not len(runs) > 1 else []
-        speculative = {"method": METHODS[kind], "model": str(folder), "num_speculative_tokens": guesses}
-        jobs += [
-            (f"{kind}, method {METHODS[kind]}", job | {"speculative": speculative, "processes": processes})
-            for processes in arguments.processes
-        ]
-        for number, (method, each) in enumerate(jobs):
-            there = decode_there(arguments.engine_python, each, method, arguments.work / f"{kind}-{number}.log")
+        todo = [(label, job, processes) for label, job in jobs.items() for processes in arguments.processes]
+        if number == 0:
+            todo.insert(0, ("no drafts", {"speculative": None}, 1))
+        for place, (label, job, processes) in enumerate(todo):
+            job |= {"model": target, "prompts": prompts, "max_new_tokens": arguments.max_new_tokens}
+            log = arguments.work / f"{kind}-{place}.log"
+            there = decode_there(arguments.engine_python, job | {"processes": processes}, label, log)
             runs.append((there, ours))
             print(table(runs[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     return table(runs), [text for run, ours in runs for text in differences(run, ours)]
@@ -182,6 +193,9 @@ def main() -> None:
     parser.add_argument("--engine-python", required=True, help="Python of the environment that has vLLM")
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[1], help="spread the target over so many; one run each"
+    )
+    parser.add_argument(
+        "--by", nargs="+", choices=["vllm", "vllm-class"], default=["vllm", "vllm-class"], help="exports"
     )
     parser.add_argument("--prompts", type=Path, default=packaged_prompts(), help="JSON lines; default: packaged ones")
     parser.add_argument("--limit", type=int, default=6, help="prompts to decode")

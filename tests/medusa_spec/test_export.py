@@ -102,7 +102,7 @@ def test_families_that_no_engine_knows_are_refused_with_the_way_out(tmp_path: Pa
 
 
 def test_an_unknown_format_and_absent_heads_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="to must be one of vllm, original, got 'onnx'"):
+    with pytest.raises(ConfigError, match="to must be one of vllm, vllm-class, original, got 'onnx'"):
         export_heads(wrapped(), tmp_path / "out", to="onnx")
     with pytest.raises(ConfigError, match="no heads to export: the drafter is 'ngram'"):
         export_heads(MedusaModel(tiny("llama"), drafter="ngram", probe=False, prepare=False), tmp_path / "out")

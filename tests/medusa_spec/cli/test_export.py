@@ -40,6 +40,15 @@ def test_a_folder_for_vllm_is_written_with_the_call_that_reads_it(heads, tiny_fo
     assert (out / "medusa_lm_head.safetensors").is_file()
 
 
+def test_a_class_for_vllm_is_shown_with_the_path_that_finds_it(heads, tmp_path, capsys) -> None:
+    out = tmp_path / "out"
+    assert run(str(heads), "--to", "vllm-class", "--output", str(out)) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[1])
+    assert words[0] == f"PYTHONPATH={out}"
+    module, name = json.loads(words[-1])["model"].split(".")
+    assert f"class {name}:" in (out / f"{module}.py").read_text()
+
+
 def test_another_target_may_be_named(heads, tiny_folder, tmp_path, capsys) -> None:
     options = ("--to", "original", "--model", str(tiny_folder), "--output", str(tmp_path / "out"))
     assert run(str(heads), *options) == 0

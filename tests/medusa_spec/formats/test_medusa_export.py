@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from medusa_spec.errors import UnsupportedError
-from medusa_spec.formats.medusa_export import original_medusa, universal_medusa
+from medusa_spec.formats.medusa_export import original_medusa, proposer_medusa, universal_medusa
 
 H, V, K = 32, 128, 3
 DRAFT = torch.tensor([1, 5, 9, 70, 127])
@@ -63,7 +63,23 @@ def test_what_other_engines_do_differently_is_told(random_heads, target) -> None
     assert "TGI" not in " ".join(original_medusa(random_heads(draft=DRAFT, num_layers=2), target).notes)
 
 
-@pytest.mark.parametrize("writer", [universal_medusa, original_medusa])
+@pytest.mark.parametrize("writer", [universal_medusa, original_medusa, proposer_medusa])
 def test_what_cannot_be_carried_is_refused(writer, random_heads, target) -> None:
     with pytest.raises(UnsupportedError, match="biases of LM heads"):
         writer(random_heads(lm_head="own", lm_head_bias=True), target)
+
+
+@pytest.mark.parametrize("draft", [None, DRAFT])
+@pytest.mark.parametrize("lm_head", ["shared", "own"])
+def test_a_class_brings_only_the_rows_of_the_draft_vocabulary(lm_head, draft, random_heads, target) -> None:
+    exported = proposer_medusa(random_heads(lm_head=lm_head, draft=draft), target)
+    rows = V if draft is None else len(draft)
+    names = ["lm_head.weight"] if lm_head == "shared" else [f"lm_heads.{k}.weight" for k in range(K)]
+    expected = {
+        name.replace(".0.linear.", ".layers.0.").join(["blocks.", ""]): shape for name, shape in blocks().items()
+    }
+    expected |= dict.fromkeys(names, (rows, H)) | ({} if draft is None else {"token_map": (rows,)})
+    assert shapes(exported) == expected
+    assert exported.config["target_lm_head"] == (lm_head == "shared" and draft is None)
+    assert exported.config.get("truncated_vocab_size", V) == rows
+    assert exported.beside["vllm_proposer.py"].is_file()
