@@ -17,7 +17,7 @@ from medusa_spec.files import read_json, write_json, write_tensors
 from medusa_spec.formats import CONFIG_FILE
 from medusa_spec.formats.eagle_export import engine_eagle, engine_eagle3
 from medusa_spec.formats.exported import Exported
-from medusa_spec.formats.medusa_export import original_medusa, universal_medusa
+from medusa_spec.formats.medusa_export import original_medusa, proposer_medusa, universal_medusa
 from medusa_spec.heads import DraftHeads
 
 if TYPE_CHECKING:
@@ -27,12 +27,15 @@ Writer = Callable[[DraftHeads, Any], Exported]
 
 FORMATS: dict[str, dict[str, Writer]] = {
     "vllm": {"medusa": universal_medusa, "eagle": engine_eagle, "eagle3": engine_eagle3},
+    "vllm-class": {"medusa": proposer_medusa},
     "original": {"medusa": original_medusa},
 }
 """Names of formats to families to what writes them."""
 
 MARK = "exported_by"
 """Key of the config by which a folder is known as one of these, which may be written again."""
+ROUNDING = 1e-5
+"""What float32 sums in another order may differ by, relative to the largest logit."""
 TOKENS = 48
 """Length of the text on which heads are compared."""
 
@@ -64,7 +67,8 @@ def export_heads(model: "MedusaModel", folder: str | Path, *, to: str = "vllm") 
         model: With its heads.
         folder: Made; if it exists it must be empty, or an earlier export.
         to: `vllm`: Medusa heads for vLLM 0.27 to 0.32 and TGI, EAGLE and EAGLE-3 heads for vLLM and SGLang; `original`:
-            Medusa heads in the authors' layout.
+            Medusa heads in the authors' layout; `vllm-class`: Medusa heads and a class that vLLM 0.32 and 0.33 draft
+            with.
 
     Raises:
         ConfigError: If there is no such format, nothing to export, or something else in the folder.
@@ -76,13 +80,15 @@ def export_heads(model: "MedusaModel", folder: str | Path, *, to: str = "vllm") 
         raise ConfigError(f"there are no heads to export: the drafter is {model.drafter.name!r}")
     exported = _writer(heads, to)(heads, model.backbone)
     config = exported.config | {"base_model_name_or_path": _base(model), MARK: "medusa-spec"}
-    _check_folder(folder, exported.file)
+    _check_folder(folder, {exported.file, CONFIG_FILE, *exported.beside})
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         fresh = Path(scratch) / "fresh"
         fresh.mkdir()
         write_tensors(fresh / exported.file, exported.tensors, metadata={"format": "pt"})
         write_json(fresh / CONFIG_FILE, config)
+        for name, source in exported.beside.items():
+            shutil.copyfile(source, fresh / name)
         difference, same = _compare(model, heads, fresh, exported)
         if folder.exists():
             shutil.move(folder, Path(scratch) / "before")
@@ -116,10 +122,9 @@ def _base(model: "MedusaModel") -> str:
     return str(name)
 
 
-def _check_folder(folder: Path, file: str) -> None:
+def _check_folder(folder: Path, known: set[str]) -> None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    known = {file, CONFIG_FILE}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     config = read_json(folder / CONFIG_FILE) if folder.is_dir() and CONFIG_FILE in found else {}
     if not found <= known or not isinstance(config, dict) or MARK not in config:
@@ -143,7 +148,7 @@ def _compare(model: "MedusaModel", heads: DraftHeads, folder: Path, exported: Ex
     expected, got = (_logits(some, model, min(own.config.num_heads, again.config.num_heads)) for some in (own, again))
     ids = None if own.draft_ids is None else own.draft_ids.to(got.device)
     inside = got if ids is None or again.draft_ids is not None else got[..., ids]
-    rounding = 2 * torch.finfo(next(heads.parameters()).dtype).eps
+    rounding = ROUNDING + 2 * torch.finfo(next(heads.parameters()).dtype).eps
     difference = float((inside - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     if not difference <= rounding:
         raise CheckpointError(

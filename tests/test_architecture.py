@@ -47,6 +47,7 @@ EXTRA = {
     "heads/eagle.py": {"transformers"},
     "heads/target_config.py": {"transformers"},
     "heads/target_layer.py": {"transformers"},
+    "medusa_spec/serving/vllm_proposer.py": {"vllm"},
 }
 # One file for each way of holding keys and values: growing slabs, and buffers whose shapes never change.
 CACHE_FILES = {"medusa_spec/cache.py", "medusa_spec/static_cache.py"}

@@ -30,6 +30,7 @@ class To(str, Enum):
     """Whose engine is to read the heads."""
 
     vllm = "vllm"
+    vllm_class = "vllm-class"
     original = "original"
 
 
@@ -329,7 +330,8 @@ def export(
     heads: Annotated[str, typer.Argument(help="Heads: a folder, a packaged name or a hub id.")],
     output: Annotated[Path, typer.Option(help="Folder for the engine: new, empty, or an earlier export.")],
     to: Annotated[
-        To, typer.Option(help="vllm: vLLM, and TGI for Medusa heads; original: the authors' layout.")
+        To,
+        typer.Option(help="vllm (TGI, too); vllm-class: Medusa for vLLM from 0.33 on; original: the authors' layout."),
     ] = To.vllm,
     model: Annotated[str | None, typer.Option(help="The target, where the heads' own name for it is not it.")] = None,
     dtype: Dtype = DType.auto,

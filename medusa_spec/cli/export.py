@@ -6,9 +6,11 @@ from pathlib import Path
 
 from medusa_spec.cli.loading import load
 from medusa_spec.export import export_heads
+from medusa_spec.heads import HeadsConfig
 
 METHODS = {"medusa": "medusa", "eagle": "eagle", "eagle3": "eagle3"}
 """Families to what vLLM calls them."""
+PROPOSER_CLASS = "vllm_proposer.MedusaHeads"
 
 
 def export(*, heads: str, output: Path, to: str, model: str | None, dtype: str) -> None:
@@ -27,12 +29,26 @@ def export(*, heads: str, output: Path, to: str, model: str | None, dtype: str) 
     print(f"{report.folder}: {report.format}, read back with a difference of {report.difference:.1g} in logits")
     for note in report.notes:
         print(f"Note: {note}.", file=sys.stderr)
-    if to == "vllm":
-        config = loaded.medusa_config.heads
-        options = {
-            "method": METHODS[config.kind],
-            "model": str(report.folder),
-            "num_speculative_tokens": config.num_heads,
-        }
-        name = loaded.medusa_config.base_model_name_or_path or loaded.target.name_or_path
-        print(f"vllm serve {name} --speculative-config '{json.dumps(options)}'")
+    name = loaded.medusa_config.base_model_name_or_path or loaded.target.name_or_path
+    use = USES.get(to)
+    if use is not None:
+        print(use(report.folder, str(name), loaded.medusa_config.heads))
+
+
+def _method(folder: Path, target: str, heads: HeadsConfig) -> str:
+    """The call for heads that vLLM itself knows."""
+    return _serve(target, METHODS[heads.kind], str(folder), heads.num_heads)
+
+
+def _class(folder: Path, target: str, heads: HeadsConfig) -> str:
+    """The call for heads that bring a class of their own."""
+    return f"PYTHONPATH={folder} " + _serve(target, "custom_class", PROPOSER_CLASS, heads.num_heads)
+
+
+def _serve(target: str, method: str, model: str, guesses: int) -> str:
+    options = {"method": method, "model": model, "num_speculative_tokens": guesses}
+    return f"vllm serve {target} --speculative-config '{json.dumps(options)}'"
+
+
+USES = {"vllm": _method, "vllm-class": _class}
+"""Names of formats to what shows the command that reads them."""

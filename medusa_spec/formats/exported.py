@@ -1,6 +1,7 @@
 """What a writer of a foreign format hands over: tensors, config, file. Knows no format and no folder."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ class Exported:
         same_guesses: The first guess is everywhere that of the heads; false where the format cannot keep a draft
             vocabulary, so that a guess may fall outside of it.
         notes: What the user has to know, a sentence each.
+        beside: Other files of the folder by name, and what they are copied from.
     """
 
     format: str
@@ -26,6 +28,7 @@ class Exported:
     config: dict[str, Any]
     same_guesses: bool = True
     notes: tuple[str, ...] = ()
+    beside: dict[str, Path] = field(default_factory=dict)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

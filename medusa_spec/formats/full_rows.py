@@ -48,12 +48,15 @@ def shared_lm_head(heads: DraftHeads) -> torch.Tensor:
     return full_rows(_scaled(weight, heads), heads.draft_ids, heads.config.vocab_size)
 
 
-def each_lm_head(heads: DraftHeads) -> list[torch.Tensor]:
-    """An LM head [V, H] for each head, whatever they are stored as; low-rank additions are added up."""
-    return [
-        full_rows(_scaled(_own(heads, k), heads), heads.draft_ids, heads.config.vocab_size)
-        for k in range(heads.config.num_heads)
-    ]
+def each_lm_head(heads: DraftHeads, *, cut: bool = False) -> list[torch.Tensor]:
+    """An LM head for each head, whatever they are stored as; low-rank additions are added up.
+
+    Args:
+        heads: Medusa heads.
+        cut: Leave a draft vocabulary's rows as they are; otherwise all are [V, H].
+    """
+    own = [_scaled(_own(heads, k), heads) for k in range(heads.config.num_heads)]
+    return own if cut else [full_rows(weight, heads.draft_ids, heads.config.vocab_size) for weight in own]
 
 
 def _own(heads: DraftHeads, k: int) -> torch.Tensor:

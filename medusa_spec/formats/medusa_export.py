@@ -1,16 +1,21 @@
 """Medusa heads for engines: in the names of their authors, which vLLM and TGI read, too. Knows no folder."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from medusa_spec.backbone import Backbone
+from medusa_spec.formats import vllm
 from medusa_spec.formats.engine_limits import check_limits
 from medusa_spec.formats.exported import Exported, plain
 from medusa_spec.formats.full_rows import each_lm_head, shared_lm_head
 from medusa_spec.formats.original import LINEAR, LM_HEAD
 from medusa_spec.heads import DraftHeads
+from medusa_spec.serving import vllm_proposer
+from medusa_spec.serving.vllm_proposer import WEIGHTS_FILE
 
+PROPOSER = Path(vllm_proposer.__file__)
 FILE = "medusa_lm_head.safetensors"
 """The name that TGI asks for; vLLM takes any, but reads all files of a folder: there must be no second one."""
 
@@ -55,6 +60,38 @@ def original_medusa(heads: DraftHeads, backbone: Backbone) -> Exported:
     return _exported(heads, format, _each(heads) | _blocks(heads), {"original_lm_head": False}, _notes(heads))
 
 
+def proposer_medusa(heads: DraftHeads, backbone: Backbone) -> Exported:
+    """Heads beside a class that vLLM 0.32 and 0.33 load as their proposer, in vLLM's names.
+
+    The draft vocabulary stays one: only its rows are multiplied.
+
+    Raises:
+        UnsupportedError: As `universal_medusa`.
+    """
+    format = "Medusa heads with a proposer class for vLLM"
+    check_limits(heads, backbone, format)
+    one = heads.config.lm_head == "shared"
+    tensors = _blocks(heads, vllm.LINEAR)
+    if one:
+        tensors[vllm.ONE] = plain(heads.projection.weight)
+    else:
+        each = enumerate(each_lm_head(heads, cut=True))
+        tensors |= {vllm.LM_HEAD.format(head=k): plain(weight) for k, weight in each}
+    config = {
+        "num_heads": heads.config.num_heads,
+        "num_hidden_layers": heads.config.num_layers,
+        "medusa_fc_bias": True,
+        "hidden_size": heads.config.hidden_size,
+        "vocab_size": heads.config.vocab_size,
+        "target_lm_head": one and heads.draft_ids is None,
+    }
+    if heads.draft_ids is not None:
+        tensors[vllm.TOKEN_MAP] = plain(heads.draft_ids)
+        config["truncated_vocab_size"] = len(heads.draft_ids)
+    beside = {f"{PROPOSER.stem}.py": PROPOSER}
+    return Exported(format=format, file=WEIGHTS_FILE, tensors=tensors, config=config, beside=beside)
+
+
 def _exported(
     heads: DraftHeads, format: str, tensors: dict[str, torch.Tensor], more: dict[str, Any], notes: tuple[str, ...]
 ) -> Exported:
@@ -69,9 +106,9 @@ def _exported(
     return Exported(format=format, file=FILE, tensors=tensors, config=config, notes=notes)
 
 
-def _blocks(heads: DraftHeads) -> dict[str, torch.Tensor]:
+def _blocks(heads: DraftHeads, names: str = LINEAR) -> dict[str, torch.Tensor]:
     return {
-        LINEAR.format(head=k, layer=layer, part=part): plain(getattr(block.linear, part))
+        names.format(head=k, layer=layer, part=part): plain(getattr(block.linear, part))
         for k in range(heads.config.num_heads)
         for layer, block in enumerate(heads.head(k).blocks)  # type: ignore[arg-type]
         for part in ("weight", "bias")

@@ -14,7 +14,7 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import load_heads
 from medusa_spec.drafters.base import ReadStates
 from medusa_spec.formats.contents import Contents
-from medusa_spec.heads import DraftHeads
+from medusa_spec.heads import DraftHeads, HeadsConfig, make_heads
 from medusa_spec.testing import tiny
 
 Tensors = dict[str, torch.Tensor]
@@ -66,6 +66,29 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def load(target: Backbone) -> Callable[[Path], DraftHeads]:
     """`load(folder)`: the heads, loaded for the target."""
     return lambda folder: load_heads(folder, target)[0]
+
+
+@pytest.fixture
+def random_heads(target: Backbone) -> Callable[..., DraftHeads]:
+    """`random_heads("medusa", draft=…, of=backbone, **config)`: heads of a family with random weights, float64."""
+
+    def make(
+        kind: str = "medusa", *, draft: torch.Tensor | None = None, of: Backbone = target, **config: Any
+    ) -> DraftHeads:
+        sizes = HeadsConfig(
+            hidden_size=of.hidden_size,
+            vocab_size=of.vocab_size,
+            kind=kind,
+            draft_vocab_size=None if draft is None else len(draft),
+            **{"num_heads": 3, **config},
+        )
+        heads = make_heads(sizes, of.projection().rows(draft), draft, of.embedding()).double()
+        with torch.no_grad():
+            for parameter in heads.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        return heads.requires_grad_(False).eval()
+
+    return make
 
 
 @pytest.fixture
