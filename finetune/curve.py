@@ -20,7 +20,6 @@ from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.subset import SubsetStore, answer_counts, answer_tokens, nested_subsets
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
-from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.finetune.trainer import last_complete_checkpoint, train_heads
 from medusa_spec.heads import DraftHeads, coverage
 from medusa_spec.tree import best_tree, expected_accepted
@@ -82,7 +81,7 @@ def measure_point(
     data = TokenData(run / "data", "train")
     kept = nested_subsets(answer_tokens(data), [tokens], seed=config.seed)[0]
     counts = answer_counts(data, kept, target.backbone.vocab_size)
-    store = SubsetStore(run, "train", config.num_heads, kept)
+    store = SubsetStore(run, "train", config.num_heads, kept, teacher=config.loss != "cross_entropy")
     heads = train.start_heads(config, target.backbone, counts, target.eos_ids)
     steps = step_batches(
         store, attends=heads.attends, batch_positions=config.batch_positions, epochs=1, seed=config.seed
@@ -115,9 +114,7 @@ def _check_states(config: FinetuneConfig) -> None:
 
 def _trained(config: FinetuneConfig, heads: DraftHeads, store: StateStore, folder: Path) -> dict[str, Any]:
     """Trains in place; steps, seconds (None after an interruption), and held-out accuracy by epoch."""
-    model = TrainedHeads(
-        heads, depth_decay=config.depth_decay, feature_weight=config.feature_weight, unroll=config.unroll
-    )
+    model = train.with_losses(heads, config)
     resumed, began = last_complete_checkpoint(folder) is not None, time.perf_counter()
     held_out = StateStore(Path(config.output), "held_out", config.num_heads)
     history = train_heads(model, store, held_out, config, folder)

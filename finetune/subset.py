@@ -17,10 +17,11 @@ class SubsetStore(StateStore):
         split: Its split.
         num_heads: K.
         kept: Bool, by number of the conversation.
+        teacher: As for `StateStore`.
     """
 
-    def __init__(self, output: Path, split: str, num_heads: int, kept: torch.Tensor) -> None:
-        super().__init__(output, split, num_heads)
+    def __init__(self, output: Path, split: str, num_heads: int, kept: torch.Tensor, *, teacher: bool = False) -> None:
+        super().__init__(output, split, num_heads, teacher=teacher)
         self.kept = kept
 
     def decoding_rows(self) -> torch.Tensor:
