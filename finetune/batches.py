@@ -40,8 +40,16 @@ class StepBatches(Dataset[Batch], ABC):
         return self.steps_per_epoch * self.epochs
 
     def __getitem__(self, step: int) -> Batch:
+        return self.read(self.numbers(step))
+
+    def numbers(self, step: int) -> torch.Tensor:
+        """What a step reads."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        return self.read(self.order(epoch)[place])
+        return self.order(epoch)[place]
+
+    def answers(self, numbers: torch.Tensor) -> Batch:
+        """What there is to learn at all positions of a batch, without reading its states: see `StateStore.answers`."""
+        return self.store.answers(self.rows(numbers))
 
     def order(self, epoch: int) -> list[torch.Tensor]:
         """What each step of an epoch reads, as int64 numbers; a function of seed and epoch alone."""
@@ -61,6 +69,14 @@ class StepBatches(Dataset[Batch], ABC):
     @abstractmethod
     def read(self, numbers: torch.Tensor) -> Batch:
         """The batch of a step."""
+
+    @abstractmethod
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Int64 rows of the store that make up a batch."""
+
+    @abstractmethod
+    def flat(self, numbers: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """A column of a batch, a line for each of its `rows`, without padding."""
 
 
 class PositionBatches(StepBatches):
@@ -84,6 +100,14 @@ class PositionBatches(StepBatches):
     def read(self, numbers: torch.Tensor) -> Batch:
         """See `StateStore.rows`."""
         return self.store.rows(numbers).batch()
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """They are the numbers."""
+        return numbers
+
+    def flat(self, numbers: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """Nothing is padded."""
+        return column
 
 
 class TextBatches(StepBatches):
@@ -115,6 +139,17 @@ class TextBatches(StepBatches):
         lengths = torch.tensor([text.length for text in self.texts])
         read = sum(len(numbers) * int(lengths[numbers].max()) for numbers in self.order(0))
         return 1.0 - int(lengths.sum()) / read
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Text after text."""
+        texts = [self.texts[number] for number in numbers.tolist()]
+        starts = [int(self.store.starts[text.shard]) + text.start for text in texts]
+        return torch.cat([start + torch.arange(text.length) for start, text in zip(starts, texts, strict=True)])
+
+    def flat(self, numbers: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """Text after text, each to its own length."""
+        lengths = [self.texts[number].length for number in numbers.tolist()]
+        return torch.cat([line[:length] for line, length in zip(column, lengths, strict=True)])
 
 
 def step_batches(store: StateStore, *, attends: bool, batch_positions: int, epochs: int, seed: int) -> StepBatches:

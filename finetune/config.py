@@ -20,7 +20,7 @@ SELF = "self"
 _AT_LEAST_ONE = (
     "max_length num_heads num_layers rank epochs batch_positions shard_positions batch_tokens save_steps "
     "tree_width max_tree_size self_conversations self_new_tokens distil_new_tokens distil_batch report_prompts "
-    "report_new_tokens"
+    "report_new_tokens gradient_accumulation eval_new_tokens"
 )
 
 _AT_LEAST_OR_NONE = {
@@ -30,6 +30,7 @@ _AT_LEAST_OR_NONE = {
     "max_records": 1,
     "top_logits": 0,
     "adapter_rank": 1,
+    "eval_prompts": 0,
 }
 
 
@@ -64,6 +65,8 @@ class FinetuneConfig:
         epochs: Passes over the stored states.
         max_steps: Training steps after which it ends before those are through; None for all.
         batch_positions: Positions per training step.
+        gradient_accumulation: Pieces that a step's batch is computed in, one after the other: the same step in less
+            memory.
         learning_rate: Peak of the cosine schedule.
         weight_decay: AdamW's.
         warmup: Share of the steps over which the learning rate rises.
@@ -84,6 +87,9 @@ class FinetuneConfig:
             written `("lm_head=0.1", ...)`; those of several parts are multiplied.
         ema: Decay of a moving average of the weights, which is evaluated and saved in their place; 0 for none.
         save_steps: Steps between training checkpoints: what a kill can cost.
+        eval_prompts: Held-out prompts decoded after every epoch with the heads as they are, for the log; 0 for none.
+        eval_new_tokens: Tokens decoded for each of them.
+        report_to: Trackers that the log goes to, as `transformers.Trainer` names them: `("tensorboard",)`.
         seed: Order of the data.
         dtype: Dtype of the target while its states are read; `auto` is bfloat16, or float32 on a CPU that would only
             emulate it (four times slower).
@@ -138,6 +144,7 @@ class FinetuneConfig:
     epochs: int = 6
     max_steps: int | None = None
     batch_positions: int = 2048
+    gradient_accumulation: int = 1
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     warmup: float = 0.05
@@ -151,6 +158,9 @@ class FinetuneConfig:
     learning_rates: dict[str, float] = field(default_factory=dict, hash=False)
     ema: float = 0.0
     save_steps: int = 200
+    eval_prompts: int = 2
+    eval_new_tokens: int = 64
+    report_to: tuple[str, ...] = ()
     seed: int = 0
     dtype: DType = "auto"
     device: str | None = None
@@ -173,12 +183,13 @@ class FinetuneConfig:
     distil_batch: int = 56
 
     def __post_init__(self) -> None:
-        for name in ("data", "sources", "self_openings"):
+        for name in ("data", "sources", "self_openings", "report_to"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, (value,))
             elif value is not None:
                 object.__setattr__(self, name, tuple(str(item) for item in value))
+        object.__setattr__(self, "report_to", tuple(name for name in self.report_to if name != "none"))
         if not self.data:
             raise ConfigError("data must name at least one file or data set, got none; 'self' needs no data")
         for name in _AT_LEAST_ONE.split():

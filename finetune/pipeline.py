@@ -12,12 +12,14 @@ from medusa_spec.finetune.calibrate import run_calibrate
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
 from medusa_spec.finetune.distil import run_distil
+from medusa_spec.finetune.processes import join
 from medusa_spec.finetune.report import run_report
 from medusa_spec.finetune.selfdata import run_self
 from medusa_spec.finetune.states import run_states
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.teacher import run_teacher
 from medusa_spec.finetune.train import run_train
+from medusa_spec.finetune.trainer import check_trackers
 
 STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
     "self": run_self,
@@ -31,6 +33,9 @@ STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
 }
 """The stages in their order."""
 
+SHARED = ("states", "train")
+"""Stages that the processes of a launcher do together; the others are done by one while the rest wait."""
+
 
 def run_pipeline(
     config: FinetuneConfig,
@@ -39,7 +44,7 @@ def run_pipeline(
     redo: str | None = None,
     target: Target | None = None,
 ) -> Path:
-    """Runs the stages that are not done.
+    """Runs the stages that are not done, under `accelerate launch` on all its processes.
 
     Args:
         config: All settings.
@@ -51,24 +56,29 @@ def run_pipeline(
         The output folder.
 
     Raises:
-        ConfigError: If a stage is unknown, or was run before with other settings.
+        ConfigError: If a stage is unknown, or was run before with other settings, or a tracker is not installed.
     """
     for name in (*(stages or ()), *([redo] if redo else ())):
         if name not in STAGES:
             raise ConfigError(f"stages must be among {', '.join(STAGES)}, got {name!r}")
+    check_trackers(config)
+    processes = join(config.device)
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
-    if redo is not None:
+    if redo is not None and processes.main:
         for name in list(STAGES)[list(STAGES).index(redo) :]:
             marks.forget(output, name)
+    processes.wait()
     target = target or Target(config)
     for name, stage in STAGES.items():
         if stages is None or name in stages:
-            stage(config, target)
+            if processes.main or name in SHARED:
+                stage(config, target)
+            processes.wait()
     return output
 
 
-_LISTS = ("data", "sources", "options", "self_openings", "learning_rates")
+_LISTS = ("data", "sources", "options", "self_openings", "learning_rates", "report_to")
 """Settings that take several words."""
 
 

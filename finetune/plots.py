@@ -1,5 +1,6 @@
 """Plots of a run, where matplotlib is there. Knows figures, runs nothing."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,28 @@ def draw_plots(figures: dict[str, Any], folder: Path) -> list[str]:
     Returns:
         Names of the files; none without matplotlib (`pip install medusa-spec[report]`).
     """
-    if find_spec("matplotlib") is None:
-        return []
     plots = {"loss.png": _loss, "accuracy.png": _accuracy, "trees.png": _trees}
-    return [name for name, draw in plots.items() if _save(draw, figures, folder / name)]
+    return [name for name, draw in plots.items() if save_plot(draw, figures, folder / name)]
 
 
-def _save(draw: Any, figures: dict[str, Any], path: Path) -> bool:
+def save_plot(draw: Callable[..., bool], figures: dict[str, Any], path: Path, *, columns: int = 1) -> bool:
+    """Writes one picture.
+
+    Args:
+        draw: Is given the axes, or an array of them, and the figures; says whether there was anything to draw.
+        figures: For `draw`.
+        path: Of the PNG.
+        columns: Axes side by side.
+
+    Returns:
+        Whether it was written: not without matplotlib, nor when there is nothing to draw.
+    """
+    if find_spec("matplotlib") is None:
+        return False
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    drawn: bool = draw(figure.subplots(), figures)
+    figure = Figure(figsize=(6 * columns, 4), layout="constrained")
+    drawn = draw(figure.subplots(1, columns), figures)
     if drawn:
         temporary = path.with_name(f".{path.name}")
         figure.savefig(temporary, format="png", dpi=120)

@@ -16,6 +16,7 @@ from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.dumps import dump_name
 from medusa_spec.finetune.known import Known, known_states
+from medusa_spec.finetune.processes import everyone
 from medusa_spec.finetune.store import kept_positions, read_shard, shard_path, write_shard
 from medusa_spec.finetune.target import compute_dtype, decoder_config
 from medusa_spec.finetune.tokens import Conversation, TokenData
@@ -106,7 +107,7 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
 
 
 def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
-    """Runs the stage or what is left of it.
+    """Runs the stage or what is left of it; under a launcher every process reads shards of its own.
 
     Which conversations share a batch and a shard follows from the data and the settings alone, so that a run that was
     killed and taken up again leaves the same bits as one that was not.
@@ -118,8 +119,10 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
     Returns:
         The manifest, which also lies in `states/manifest.json`.
     """
-    output, chosen = Path(config.output), settings(config)
-    if stages.begin(output, "states", chosen, younger=("weights",)):
+    output, chosen, processes = Path(config.output), settings(config), everyone()
+    done = stages.begin(output, "states", chosen, younger=("weights",))
+    processes.wait()
+    if done:
         return dict(stages.read_done(output, "states")["result"])
     folder, wanted = output / "states", wanted_states(config)
     folder.mkdir(exist_ok=True)
@@ -127,14 +130,15 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
     known = known_states(config, data, target, whole=wanted.whole, taps=wanted.taps)
     plans = {split: plan_shards(data[split], config, whole=wanted.whole) for split in SPLITS}
     total = sum(sum(data[split].lengths()) for split in SPLITS)
-    with tqdm(total=total, unit="tok", unit_scale=True, desc="states") as bar:
+    with tqdm(total=total, unit="tok", unit_scale=True, desc="states", disable=not processes.main) as bar:
         work = [(split, number, plan) for split in SPLITS for number, plan in enumerate(plans[split])]
-        for split, number, plan in reversed(work) if config.reverse else work:
+        for split, number, plan in processes.share(work[::-1] if config.reverse else work):
             path = shard_path(folder, split, number)
             if _complete(path, plan):
                 bar.update(sum(len(data[split][c].input_ids) for batch in plan.batches for c in batch))
             else:
                 extract_shard(path, plan, data[split], target, wanted, bar, known)
+    processes.wait()
     manifest = {
         "hidden_size": read_shard(shard_path(folder, "train", 0))["h"].shape[1],
         **asdict(wanted),
@@ -144,8 +148,9 @@ def run_states(config: FinetuneConfig, target: HasBackbone) -> dict[str, Any]:
     }
     if known is not None:
         manifest["conversations_from"] = known.counts(list(data.values()))
-    write_json(folder / "manifest.json", manifest)
-    stages.finish(output, "states", chosen, manifest)
+    if processes.main:
+        write_json(folder / "manifest.json", manifest)
+        stages.finish(output, "states", chosen, manifest)
     return manifest
 
 

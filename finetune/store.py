@@ -1,5 +1,6 @@
 """The hidden-state store: what the target computed at the positions heads read. Knows tensors, not the model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -144,23 +145,39 @@ class StateStore:
 
     def rows(self, numbers: torch.Tensor) -> StateRows:
         """The rows `numbers` (int64 [T]), in that order."""
-        shards = torch.bucketize(numbers, self.starts[1:], right=True)
         h = self.h[0].new_empty(len(numbers), self.hidden_size)
-        targets = torch.empty(len(numbers), self.num_heads + 1, dtype=torch.int32)
-        teacher: dict[str, torch.Tensor] = {}
+        for shard, places, local in self._by_shard(numbers):
+            h[places] = self.h[shard][local]
+        answers = self.answers(numbers)
+        return StateRows(h=h, targets=answers.pop("targets"), teacher=answers)
+
+    def answers(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What there is to learn at rows, without their states: `targets`, and `teacher` of `StateRows`."""
+        found = {"targets": torch.empty(len(numbers), self.num_heads + 1, dtype=torch.int32)}
+        for shard, places, local in self._by_shard(numbers):
+            targets = self.targets(self.conversations[shard][local], self.positions[shard][local])
+            for name, column in {"targets": targets, **self._taught(shard, local, targets)}.items():
+                if name not in found:
+                    found[name] = column.new_empty(len(numbers), *column.shape[1:])
+                found[name][places] = column
+        return found
+
+    def _by_shard(self, numbers: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Shards that hold some of the rows, the places of these in `numbers`, and their rows there."""
+        shards = torch.bucketize(numbers, self.starts[1:], right=True)
         for shard in shards.unique().tolist():
             places = (shards == shard).nonzero().flatten()
-            local = numbers[places] - self.starts[shard]
-            h[places] = self.h[shard][local]
-            targets[places] = self.targets(self.conversations[shard][local], self.positions[shard][local])
-            for name, column in self._taught(shard, local, targets[places]).items():
-                if name not in teacher:
-                    teacher[name] = column.new_empty(len(numbers), *column.shape[1:])
-                teacher[name][places] = column
-        return StateRows(h=h, targets=targets, teacher=teacher)
+            yield shard, places, numbers[places] - self.starts[shard]
 
     def _taught(self, shard: int, rows: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
         return {} if self.teacher is None else self.teacher.rows(shard, rows, targets)
+
+    def where(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Conversations and positions of the rows `numbers`: both int32 [T]."""
+        found = torch.empty(2, len(numbers), dtype=torch.int32)
+        for shard, places, local in self._by_shard(numbers):
+            found[0, places], found[1, places] = self.conversations[shard][local], self.positions[shard][local]
+        return found[0], found[1]
 
     def targets(self, conversations: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What the target chose after positions, and after that; see `make_targets`.

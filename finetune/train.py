@@ -25,12 +25,14 @@ from medusa_spec.finetune.batches import StepBatches, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.lora import adapt_heads, adapter_tensors, load_adapter_tensors
+from medusa_spec.finetune.processes import everyone
 from medusa_spec.finetune.records import fingerprint
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.finetune.trainer import train_heads
+from medusa_spec.finetune.watch_decoder import DecoderWatch, decoder_watch
 from medusa_spec.head_adapters import is_adapter, save_adapter
 from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent, options_of
 from medusa_spec.heads_note import weights_hash
@@ -51,6 +53,8 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
         found["loss"] = config.loss
     if config.kept_logits:
         found["teacher"] = stages.read_done(Path(config.output), "teacher")["hash"]
+    if config.gradient_accumulation != 1:  # the same sums in another order
+        found["gradient_accumulation"] = config.gradient_accumulation
     found["states"] = stages.read_done(Path(config.output), "states")["hash"]
     if config.init_from is not None:
         found["init_weights"] = fingerprint(str(own_folder(config.init_from) / WEIGHTS_NAME))
@@ -78,13 +82,15 @@ def own_folder(name: str) -> Path:
 
 
 def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
-    """Runs the stage, from its last checkpoint if it was stopped.
+    """Runs the stage, from its last checkpoint if it was stopped; under a launcher all processes run it together.
 
     Returns:
         A record: the heads' config, coverage of the draft vocabulary, steps, the last log lines.
     """
-    output, wanted = Path(config.output), settings(config)
-    if stages.begin(output, "train", wanted):
+    output, wanted, processes = Path(config.output), settings(config), everyone()
+    done = stages.begin(output, "train", wanted)
+    processes.wait()
+    if done:
         return dict(stages.read_done(output, "train")["result"])
     folder = output / "train"
     folder.mkdir(exist_ok=True)
@@ -93,17 +99,13 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     )
     heads = start_heads(config, target.backbone, counts, target.eos_ids)
     start = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
-    model = TrainedHeads(
-        heads,
-        depth_decay=config.depth_decay,
-        feature_weight=config.feature_weight,
-        unroll=config.unroll,
-        loss=config.loss,
-    )
+    model = with_losses(heads, config)
     train = StateStore(output, "train", config.num_heads, teacher=config.loss != "cross_entropy")
     held_out = StateStore(output, "held_out", config.num_heads, teacher=config.kept_logits > 0)
-    history = train_heads(model, train, held_out, config, folder)
+    history = train_heads(model, train, held_out, config, folder, _decoder(config, target))
     check_trained(start, heads)
+    if not processes.main:
+        return {}
     trained = heads.state_dict() if config.adapter_rank is None else adapter_tensors(heads)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()}
     write_tensors(folder / WEIGHTS_NAME, state)
@@ -117,9 +119,31 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "padding": round(_batches(config, train, heads).padding(), 4),
         "steps": max((int(entry["step"]) for entry in history), default=0),
         "accuracy": _last(history, "top1_head_0"),
+        "masked_batches": sum(int(entry.get("masked_batches", 0)) for entry in history),
+        "processes": processes.count,
     }
     stages.finish(output, "train", wanted, result)
     return result
+
+
+def _decoder(config: FinetuneConfig, target: Target) -> DecoderWatch | None:
+    """What decodes while heads are trained, in the main process."""
+    if not config.eval_prompts or not everyone().main:
+        return None
+    return decoder_watch(
+        config, target, TokenData(Path(config.output) / "data", "held_out"), target.backbone.max_length
+    )
+
+
+def with_losses(heads: DraftHeads, config: FinetuneConfig) -> TrainedHeads:
+    """Heads with what they are trained by."""
+    return TrainedHeads(
+        heads,
+        depth_decay=config.depth_decay,
+        feature_weight=config.feature_weight,
+        unroll=config.unroll,
+        loss=config.loss,
+    )
 
 
 def start_heads(

@@ -9,6 +9,9 @@ from medusa_spec.finetune.distillation import linear_distillation
 from medusa_spec.finetune.losses import depth_weights, linear_cross_entropy
 from medusa_spec.heads import DraftHeads, index_of
 
+WEIGHED = ("kl", "log_acceptance")
+"""Losses whose mean weighs positions; see `linear_distillation`."""
+
 
 class TrainedHeads(nn.Module):
     """Heads with their loss.
@@ -80,6 +83,33 @@ class TrainedHeads(nn.Module):
             given["layers"] = layers.to(h.dtype)
         return self.heads.features(h, tokens, **given)
 
+    def positions(self, targets: torch.Tensor) -> torch.Tensor:
+        """Bool [..., K], where each head's loss counts; targets [..., K + 1]."""
+        return self.indices(targets) >= 0 if self.loss == "cross_entropy" else self.known(targets)
+
+    def counts(
+        self, targets: torch.Tensor, teacher_ids: torch.Tensor | None = None, teacher_probs: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """What each head's means are divided by: [2, K], for its loss and for the distance.
+
+        Args:
+            targets: Int [T, K + 1] of the store, on any device; the counts are on the CPU.
+            teacher_ids: As for `forward`.
+            teacher_probs: As for `forward`.
+
+        Returns:
+            Int64; for losses that weigh positions by the mass that heads can guess, float64.
+        """
+        targets = targets.to(self.inverse.device)
+        counts = self.positions(targets).sum(0)
+        if self.loss in WEIGHED:
+            assert teacher_ids is not None and teacher_probs is not None, f"{self.loss} learns from probabilities"
+            inside = self.inverse[teacher_ids.to(self.inverse.device, torch.int64)] >= 0
+            mass = (teacher_probs.to(self.inverse.device, torch.float64) * inside).sum(-1)
+            counts = torch.where(self.known(targets), mass, 0).sum(0)
+        known = (targets >= 0).cummin(dim=-1).values
+        return torch.stack([counts, known[:, 1:].sum(0).to(counts.dtype)]).cpu()
+
     def forward(
         self,
         h: torch.Tensor,
@@ -88,6 +118,7 @@ class TrainedHeads(nn.Module):
         layers: torch.Tensor | None = None,
         teacher_ids: torch.Tensor | None = None,
         teacher_probs: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """Losses at the positions of a batch.
 
@@ -99,9 +130,10 @@ class TrainedHeads(nn.Module):
             layers: [..., L, H], tapped layers.
             teacher_ids: Int [..., K, k], the likeliest tokens where each head guesses, for losses that learn from them.
             teacher_probs: [..., K, k], their probabilities.
+            counts: [2, 2, K], where these are a piece of a larger batch: `counts` of the piece, and of the whole.
 
         Returns:
-            `loss`, the weighted sum; `losses` [K], each head's own mean.
+            `loss`, the weighted sum; `losses` [K], each head's own mean; of a piece, what it adds to them.
         """
         features = self.features(h, targets, tokens, layers, self.unroll)
         if self.loss == "cross_entropy":
@@ -116,10 +148,16 @@ class TrainedHeads(nn.Module):
             ]
         losses = torch.stack(terms)
         weights = self.weights[: len(losses)]
+        if counts is not None:
+            piece, whole = counts[..., : len(losses)].to(losses.dtype)
+            shares = piece / torch.where(whole > 0, whole, 1)
+            losses = losses * shares[0]
         loss = (weights * losses).sum()
         if self.feature_weight:
-            distances = [self._distance(k, z, h, targets) for k, z in enumerate(features)]
-            loss = loss + self.feature_weight * (weights * torch.stack(distances)).sum()
+            distances = torch.stack([self._distance(k, z, h, targets) for k, z in enumerate(features)])
+            if counts is not None:
+                distances = distances * shares[1]
+            loss = loss + self.feature_weight * (weights * distances).sum()
         return {"loss": loss, "losses": losses.detach()}
 
     def _loss(self, k: int, z: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -1,43 +1,66 @@
 """The training loop: `transformers.Trainer` over stored batches, resumable to the bit."""
 
+import math
 import shutil
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
 
-from medusa_spec.errors import MedusaError
-from medusa_spec.finetune.batches import StepBatches, in_order, step_batches
+from medusa_spec.errors import ConfigError
+from medusa_spec.finetune.batches import Batch, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.ema import WeightAverage
+from medusa_spec.finetune.gradients import gradient_norms
+from medusa_spec.finetune.guards import Place, check_gradients, check_targets, stop_for_gradient, stop_for_loss
 from medusa_spec.finetune.learning_rates import check_parts, split_groups
-from medusa_spec.finetune.overlap import measure_overlap
-from medusa_spec.finetune.ranks import accuracy, measure_ranks
+from medusa_spec.finetune.pieces import Pieces, answers
+from medusa_spec.finetune.processes import everyone
+from medusa_spec.finetune.sharded import put_together, unsharded_copy, whole_state
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.finetune.watch import HeldOutWatch
+from medusa_spec.finetune.watch_decoder import DecoderWatch
+from medusa_spec.finetune.window import Window
 
 COMPLETE = "complete"
 """Written into a checkpoint last: a kill may leave one that is half written."""
-HELD_OUT_POSITIONS = 1 << 15
+
+SLOPED = ("cross_entropy", "kl")
+"""Losses that always have a gradient; the others have none where a head claims enough already."""
+
+HELD_OUT = "eval_"
+"""Before the names of held-out figures where they are reported: TensorBoard then shows them apart."""
 
 
 class HeadsTrainer(Trainer):
-    """Trains `TrainedHeads` on `StepBatches`, in order, one item a step."""
+    """Trains `TrainedHeads` on `Pieces`, in their order."""
 
     model: TrainedHeads
+    train_dataset: Pieces
 
     def __init__(self, *args: Any, config: FinetuneConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.config = config
+        self.config, self.window, self.piece = config, Window(), 0
         self.average = WeightAverage(self.model, config.ema) if config.ema else None
-        self.head_losses: list[torch.Tensor] = []
+        self.plain = unsharded_copy(self.model) if self.is_fsdp_enabled else None
+        if self.plain is not None and config.ema:
+            raise ConfigError(f"ema must be 0 where FSDP spreads the weights, got {config.ema}")
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        return SequentialSampler(cast(StepBatches, train_dataset or self.train_dataset))
+    def get_train_dataloader(self) -> DataLoader[Batch]:
+        """This process's pieces, which are shared out already: accelerate would do it again."""
+        return DataLoader(self.train_dataset, batch_size=1, collate_fn=only_item)
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One piece forward and backward; after the last of a step its gradients are looked at."""
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self.piece += 1
+        if self.piece == self.train_dataset.accumulation:
+            self.window.add_norms(self._norms(inputs))
+            self.piece = 0
+        return loss
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The usual one, its groups split where parts of the heads have a learning rate of their own."""
@@ -52,65 +75,71 @@ class HeadsTrainer(Trainer):
         """The weighted loss, unless a head's is not a number."""
         self.model.unroll = self.config.unroll_at(self.state.global_step / max(1, self.state.max_steps))
         out = model(**inputs)
-        finite = out["losses"].isfinite()
-        if not finite.all():
-            head = int((~finite).nonzero()[0])
-            raise MedusaError(
-                f"the loss of head {head} is {float(out['losses'][head])} at step {self.state.global_step}; the states "
-                "or the learning rate are at fault: look for non-finite h in the store, or lower learning_rate"
-            )
-        self.head_losses.append(out["losses"])
-        return (out["loss"], out) if return_outputs else out["loss"]
+        losses, counts = out["losses"], inputs.get("counts")
+        if not losses.isfinite().all():
+            raise stop_for_loss(losses, inputs, self.model, self._place())
+        masked = not losses.any() if counts is None else not counts[1, 0].any()
+        self.window.add_losses(losses, piece=self.piece, masked=bool(masked))
+        # Trainer takes the mean over the pieces of a step, and several processes over theirs; ours add up.
+        pieces = self.train_dataset.per_step
+        loss = out["loss"] if pieces == 1 else out["loss"] * pieces
+        return (loss, out) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Adds each head's loss since the last log."""
-        if "loss" in logs and self.head_losses:
-            trained = min(len(losses) for losses in self.head_losses)  # the number of steps may have grown
-            means = torch.stack([losses[:trained] for losses in self.head_losses]).mean(0).tolist()
-            logs |= {f"loss_head_{k}": round(value, 4) for k, value in enumerate(means)}
-            self.head_losses = []
+        """Adds each head's loss and gradient norm since the last log."""
+        if "loss" in logs:
+            logs |= self.window.drain(self._total)
         super().log(logs, *args, **kwargs)
+
+    def log_held_out(self, figures: dict[str, float]) -> None:
+        """Logs figures of held-out data: to trackers under names of their own, into the history as they are."""
+        super().log({f"{HELD_OUT}{name}": value for name, value in figures.items()})
+        last = self.state.log_history[-1]
+        self.state.log_history[-1] = {name.removeprefix(HELD_OUT): value for name, value in last.items()}
+
+    def whole_model(self) -> TrainedHeads | None:
+        """The heads as they are, for the main process to measure; all must ask at the same time."""
+        if self.plain is None:
+            return self.model if self.is_world_process_zero() else None
+        self.plain.load_state_dict(whole_state(self.model))
+        return self.plain if self.is_world_process_zero() else None
+
+    def _norms(self, inputs: Batch) -> dict[int, float]:
+        norms = gradient_norms(self.model)
+        if not all(map(math.isfinite, norms.values())):
+            raise stop_for_gradient(norms, inputs, self.model, self._place(self.piece - 1))
+        if not all(norms.get(number) for number in range(self.model.heads.num_sets)) and self.model.loss in SLOPED:
+            counts = inputs["counts"][1] if "counts" in inputs else self.model.counts(**answers(inputs))
+            steps = torch.arange(counts.shape[1]) < (self.model.unroll or counts.shape[1])
+            trained = counts[0].cpu() * steps
+            check_gradients(norms, trained, self.model, self._place(self.piece - 1))
+        return norms
+
+    def _place(self, piece: int | None = None) -> Place:
+        step = self.state.global_step
+        return Place(
+            step=step,
+            batches=self.train_dataset.batches,
+            numbers=self.train_dataset.part(step, self.piece if piece is None else piece),
+            learning_rate=float(self._get_learning_rate()),
+        )
+
+    def _total(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.args.world_size == 1:
+            return tensor
+        return cast(torch.Tensor, self.accelerator.reduce(tensor, reduction="sum"))
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint(*args, **kwargs)
-        folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
-        if self.average is not None:
-            self.average.save(folder)
-        (folder / COMPLETE).touch()
+        self.accelerator.wait_for_everyone()  # each process has written its own part
+        if self.is_world_process_zero():
+            folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
+            if self.average is not None:
+                self.average.save(folder)
+            (folder / COMPLETE).touch()
 
 
-class _HeldOut(TrainerCallback):
-    """Keeps the average of the weights, and logs the heads' accuracy on held-out states after every epoch and at the
-    end: that of the average, if there is one."""
-
-    def __init__(self, store: StateStore, steps_per_epoch: int) -> None:
-        self.store, self.steps_per_epoch = store, steps_per_epoch
-        self.trainer: HeadsTrainer | None = None
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer is None:
-            return
-        average = self.trainer.average
-        if average is not None:
-            average.update(state.global_step)
-        ends = state.global_step == state.max_steps
-        if ends or state.global_step % self.steps_per_epoch == 0:
-            with nullcontext() if average is None else average.applied():
-                found = held_out_accuracy(self.trainer.model, self.store)
-            self.trainer.log(found)
-
-
-def held_out_accuracy(model: TrainedHeads, store: StateStore) -> dict[str, float]:
-    """Top-1 and top-5 accuracy by head, as flat names for the log; `overlap`, too, if the store has a teacher."""
-    read = partial(in_order, store, attends=model.heads.attends)
-    ranks = measure_ranks(model, read(), HELD_OUT_POSITIONS)
-    shares = {f"top{top}": accuracy(ranks, top) for top in (1, 5)}
-    if store.teacher is not None:
-        shares["overlap"] = measure_overlap(model, read(), HELD_OUT_POSITIONS)
-    return {f"{name}_head_{k}": round(share, 4) for name, by_head in shares.items() for k, share in enumerate(by_head)}
-
-
-def only_item(items: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def only_item(items: list[Batch]) -> Batch:
     """Collates nothing: an item is a batch already."""
     return items[0]
 
@@ -132,6 +161,7 @@ def training_arguments(config: FinetuneConfig, folder: Path, steps: int, device:
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=1,
+        gradient_accumulation_steps=config.gradient_accumulation,
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         lr_scheduler_type="cosine",
@@ -147,24 +177,43 @@ def training_arguments(config: FinetuneConfig, folder: Path, steps: int, device:
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
-        report_to="none",
+        ddp_find_unused_parameters=False,
+        report_to=list(config.report_to) or "none",
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # DataParallel would leave the frozen LM head on one device
     return arguments
 
 
 def train_heads(
-    model: TrainedHeads, train: StateStore, held_out: StateStore, config: FinetuneConfig, folder: Path
+    model: TrainedHeads,
+    train: StateStore,
+    held_out: StateStore,
+    config: FinetuneConfig,
+    folder: Path,
+    decoder: DecoderWatch | None = None,
 ) -> list[dict[str, float]]:
     """Trains in place, from the last complete checkpoint in `folder` if there is one.
 
+    Under a launcher every process calls it; a step's batch is shared among them, and all end with the same weights.
+
+    Args:
+        model: Heads with their loss.
+        train: States to learn from.
+        held_out: States to measure on.
+        config: Recipe.
+        folder: For checkpoints.
+        decoder: Measures acceptance beside accuracy; None does not.
+
     Returns:
-        The log: losses by head, learning rate, held-out accuracy after each epoch.
+        The log: losses and gradient norms by head, learning rate, held-out figures after each epoch.
 
     Raises:
-        ConfigError: If a part that is to have a learning rate of its own is none of the heads'.
+        ConfigError: If a part that is to have a learning rate of its own is none of the heads', or a setting cannot be
+            kept to in pieces.
+        MedusaError: If a head has nothing to learn from, or a number is none.
     """
     check_parts([name for name, p in model.named_parameters() if p.requires_grad], config.learning_rates)
+    check_targets(model, train)
     batches = step_batches(
         train,
         attends=model.heads.attends,
@@ -172,13 +221,22 @@ def train_heads(
         epochs=config.epochs,
         seed=config.seed,
     )
-    watch = _HeldOut(held_out, batches.steps_per_epoch)
+    processes = everyone()
+    if model.loss == "lk" and config.gradient_accumulation * processes.count > 1:
+        raise ConfigError(
+            "loss 'lk' mixes two means by a third one over all positions of a step, which only a step in one piece "
+            f"knows, got gradient_accumulation {config.gradient_accumulation} and {processes.count} processes; use "
+            "another loss"
+        )
+    watch = HeldOutWatch(held_out, decoder, batches.steps_per_epoch)
     device = model.heads.projection.weight.device
+    if processes.main:
+        last_complete_checkpoint(folder)  # removes broken ones before anybody looks
+    processes.wait()
     trainer = HeadsTrainer(
         model=model,
         args=training_arguments(config, folder, min(len(batches), config.max_steps or len(batches)), device),
-        train_dataset=batches,
-        data_collator=only_item,
+        train_dataset=Pieces(batches, model.counts, accumulation=config.gradient_accumulation, processes=processes),
         callbacks=[watch],
         config=config,
     )
@@ -189,4 +247,21 @@ def train_heads(
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.average is not None:
         trainer.average.apply()
+    put_together(model)
     return list(trainer.state.log_history)
+
+
+def check_trackers(config: FinetuneConfig) -> None:
+    """What is to be reported to is there.
+
+    Raises:
+        ConfigError: If a tracker is unknown or not installed.
+    """
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    for name in config.report_to:
+        try:
+            for callback in get_reporting_integration_callbacks([name]):
+                callback()
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise ConfigError(f"report_to must name trackers that are installed, got {name!r}: {error}") from error

@@ -211,6 +211,10 @@ def finetune(
     draft_vocab_size: Annotated[int | None, typer.Option(help="Most frequent tokens that heads can guess.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Training steps after which it ends before.")] = None,
+    batch_positions: Annotated[int | None, typer.Option(help="Positions per training step.")] = None,
+    gradient_accumulation: Annotated[
+        int | None, typer.Option(help="Pieces that a step is computed in; more of them take less memory.")
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     learning_rates: Annotated[
         list[str] | None,
@@ -245,6 +249,12 @@ def finetune(
     ] = None,
     states_dump: Annotated[
         str | None, typer.Option(help="Folder of hidden states that vLLM's extract_hidden_states has written.")
+    ] = None,
+    eval_prompts: Annotated[
+        int | None, typer.Option(help="Held-out prompts decoded after every epoch, for the log; 0: none.")
+    ] = None,
+    report_to: Annotated[
+        list[str] | None, typer.Option(help="Tracker of the log, like tensorboard or wandb; repeatable.")
     ] = None,
     report_prompts: Annotated[int | None, typer.Option(help="Held-out prompts that the report decodes.")] = None,
     self_conversations: Annotated[
@@ -290,6 +300,8 @@ def finetune(
         "draft_vocab_size": draft_vocab_size,
         "epochs": epochs,
         "max_steps": max_steps,
+        "batch_positions": batch_positions,
+        "gradient_accumulation": gradient_accumulation,
         "learning_rate": learning_rate,
         "learning_rates": tuple(learning_rates) if learning_rates else None,
         "ema": ema,
@@ -306,6 +318,8 @@ def finetune(
         "batch_tokens": batch_tokens,
         "states_from": states_from,
         "states_dump": states_dump,
+        "eval_prompts": eval_prompts,
+        "report_to": tuple(report_to) if report_to else None,
         "report_prompts": report_prompts,
         "self_conversations": self_conversations,
         "self_openings": tuple(self_opening) if self_opening else None,

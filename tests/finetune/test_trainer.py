@@ -20,7 +20,8 @@ from medusa_spec.finetune.teacher import run_teacher
 from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.train import start_heads
 from medusa_spec.finetune.trained import TrainedHeads
-from medusa_spec.finetune.trainer import held_out_accuracy, last_complete_checkpoint, train_heads
+from medusa_spec.finetune.trainer import check_trackers, last_complete_checkpoint, train_heads
+from medusa_spec.finetune.watch import held_out_accuracy
 
 MakeConfig = Callable[..., FinetuneConfig]
 
@@ -119,7 +120,8 @@ def test_the_average_is_what_is_evaluated_and_kept_and_training_goes_on_from_the
     assert average and all(torch.equal(kept[name], tensor) for name, tensor in average.items())
     assert any(not torch.equal(raw[name], tensor) for name, tensor in average.items())
     found = held_out_accuracy(models[1], stores(finished)[1])
-    assert {name: logs[1][-2 if "train_runtime" in logs[1][-1] else -1][name] for name in found} == found
+    last = [entry for entry in logs[1] if "top1_head_0" in entry][-1]
+    assert {name: last[name] for name in found} == found
 
 
 @pytest.mark.parametrize("loss", ["kl", "total_variation", "log_acceptance", "lk"])
@@ -191,3 +193,82 @@ def test_a_loss_that_is_no_number_stops_and_names_head_and_step(
         model.heads.heads[1].blocks[0].linear.weight[0, 0] = float("nan")
     with pytest.raises(MedusaError, match="loss of head 1 is nan at step 0"):
         train_heads(model, *stores(finished), config, tmp_path)
+
+
+def without_times(history: list[dict[str, float]]) -> list[dict[str, float]]:
+    times = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "decoder_seconds")
+    return [{name: value for name, value in entry.items() if name not in times} for entry in history]
+
+
+def test_a_stopped_and_resumed_training_logs_the_same(
+    finished: FinetuneConfig, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, save_steps=5)
+    whole = train_heads(fresh(finished, config), *stores(finished), config, tmp_path / "whole")
+    read = StepBatches.__getitem__
+
+    def stop(self: StepBatches, step: int) -> dict[str, torch.Tensor]:
+        if step == 23:
+            raise KeyboardInterrupt
+        return read(self, step)
+
+    monkeypatch.setattr(StepBatches, "__getitem__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train_heads(fresh(finished, config), *stores(finished), config, tmp_path / "stopped")
+    monkeypatch.setattr(StepBatches, "__getitem__", read)
+    resumed = train_heads(fresh(finished, config), *stores(finished), config, tmp_path / "stopped")
+    assert without_times(resumed) == without_times(whole)
+
+
+@pytest.mark.parametrize("options", [{}, {"kind": "hydra", "lm_head": "low_rank", "rank": 3}])
+def test_a_step_in_eight_pieces_is_the_step_in_one(
+    options: dict[str, Any], finished: FinetuneConfig, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    found = []
+    for accumulation in (1, 8):
+        config = make_config(tmp_path, gradient_accumulation=accumulation, max_steps=12, weight_decay=0.1, **options)
+        model = fresh(finished, config).double()
+        history = train_heads(model, *stores(finished), config, tmp_path / str(accumulation))
+        found.append((model.state_dict(), history))
+    (one, logged), (eight, also) = found
+    start = fresh(finished, config).state_dict()
+    for name in one:
+        torch.testing.assert_close(eight[name], one[name], rtol=1e-10, atol=1e-11)
+        assert name == "heads.draft_ids" or not torch.equal(one[name].float(), start[name])
+    for name in ("loss", "grad_norm", "loss_head_2", "grad_norm_head_1", "top1_head_0"):
+        assert [e[name] for e in also if name in e] == pytest.approx([e[name] for e in logged if name in e], rel=1e-5)
+
+
+def test_the_log_tells_norms_that_make_up_the_whole_gradient(
+    finished: FinetuneConfig, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path, max_steps=4)
+    for entry in train_heads(fresh(finished, config), *stores(finished), config, tmp_path):
+        if "grad_norm" in entry:
+            parts = [entry[f"grad_norm_head_{k}"] for k in range(3)]
+            assert sum(part**2 for part in parts) ** 0.5 == pytest.approx(entry["grad_norm"], rel=1e-3)
+
+
+def test_a_tracker_is_given_losses_norms_and_held_out_figures(
+    finished: FinetuneConfig, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = make_config(tmp_path, report_to="tensorboard", epochs=1)
+    check_trackers(config)
+    history = train_heads(fresh(finished, config), *stores(finished), config, tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    names = events.Tags()["scalars"]
+    for name in ("loss", "learning_rate", "loss_head_0", "grad_norm_head_2"):
+        shown = [event.value for event in events.Scalars(f"train/{name}")]
+        assert shown == pytest.approx([entry[name] for entry in history if name in entry], rel=1e-5)
+    assert {"eval/top1_head_0", "eval/top5_head_2"} <= set(names)
+    assert [entry["top1_head_0"] for entry in history if "top1_head_0" in entry] == pytest.approx(
+        [event.value for event in events.Scalars("eval/top1_head_0")]
+    )
+
+
+@pytest.mark.parametrize("name", ["nothing", "comet_ml"])
+def test_a_tracker_that_is_not_there_is_named_at_once(make_config: MakeConfig, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"report_to must name trackers that are installed, got '{name}'"):
+        check_trackers(make_config(tmp_path, report_to=(name,)))
