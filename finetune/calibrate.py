@@ -9,6 +9,7 @@ import torch
 
 from medusa_spec import head_adapters
 from medusa_spec.backbone import Backbone
+from medusa_spec.checkpoint import TARGET_ADAPTER
 from medusa_spec.config import MedusaConfig
 from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times, pass_timer
 from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
@@ -16,9 +17,9 @@ from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import in_order
 from medusa_spec.finetune.chances import measure_chances
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.joint import held_out_store
 from medusa_spec.finetune.overlap import measure_overlap
 from medusa_spec.finetune.ranks import accuracy, measure_ranks
-from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained, save_trained
 from medusa_spec.finetune.trained import TrainedHeads
@@ -49,7 +50,7 @@ SHOWN_ACCURACIES = ("positions", "top1", "top5", "overlap", "base_top1")
 def settings(config: FinetuneConfig) -> dict[str, Any]:
     """What the stage's result depends on."""
     return {
-        "train": stages.read_done(Path(config.output), "train")["hash"],
+        "train": stages.read_done(Path(config.output), config.last_training)["hash"],
         "tree_width": config.tree_width,
         "max_tree_size": config.max_tree_size,
         "tree_size": config.tree_size,
@@ -66,6 +67,8 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     output, wanted = Path(config.output), settings(config)
     if stages.begin(output, "calibrate", wanted):
         return dict(stages.read_done(output, "calibrate")["result"])
+    if config.joint:
+        target.adapt(output / "joint" / TARGET_ADAPTER)
     heads = load_trained(config, target.backbone)
     values, result = count(config, heads)
     if config.adapter_rank is not None:
@@ -107,7 +110,7 @@ def count(config: FinetuneConfig, heads: DraftHeads) -> tuple[PathValues, dict[s
     Returns:
         The counts, and a record of positions and accuracy, and of `overlap` where likeliest tokens are kept.
     """
-    store = StateStore(Path(config.output), "held_out", heads.config.num_heads, teacher=config.kept_logits > 0)
+    store = held_out_store(config, heads.config.num_heads, teacher=config.kept_logits > 0)
     model = TrainedHeads(heads, depth_decay=config.depth_decay)
     ranks = measure_ranks(model, in_order(store, attends=heads.attends))
     width = min(config.tree_width, heads.config.num_draft_tokens)
@@ -177,7 +180,7 @@ def growth_rules(
         times: Seconds of a pass by N.
         drafts: Seconds of a draft by depth.
     """
-    store = StateStore(Path(config.output), "held_out", heads.config.num_heads)
+    store = held_out_store(config, heads.config.num_heads)
     model = TrainedHeads(heads, depth_decay=config.depth_decay)
     chances = measure_chances(model, in_order(store, attends=heads.attends), CHANCE_POSITIONS)
     deepest = max(drafts)
@@ -220,8 +223,8 @@ def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict
     elsewhere."""
     output = Path(config.output)
     data = stages.read_done(output, "data")["result"]
-    train = stages.read_done(output, "train")
-    hashes = ("states", "teacher", "init_weights")
+    train = stages.read_done(output, config.last_training)
+    hashes = ("data", "states", "teacher", "train", "init_weights")
     recipe = {key: value for key, value in train["settings"].items() if key not in hashes}
     if config.kept_logits:
         recipe["top_logits"] = config.kept_logits
@@ -239,6 +242,7 @@ def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict
         "steps": train["result"]["steps"],
         **{key: value for key, value in train["result"].items() if key.endswith("draft_coverage")},
         "held_out": {key: calibration[key] for key in SHOWN_ACCURACIES if key in calibration},
+        **{key: value for key, value in train["result"].items() if key == "target"},
         "expected_mu": {
             str(size): calibration["expected_mu"][size]
             for size in SHOWN_SIZES

@@ -14,13 +14,14 @@ LOSSES = ("cross_entropy", "kl", "total_variation", "log_acceptance", "lk")
 """What heads can be trained by; all but the first learn from the target's probabilities, see `distillation`."""
 TOP_LOGITS = 32
 """Tokens per position that such a loss keeps, where none are named."""
+TARGET_LOSSES = ("kl", "cross_entropy")
 SELF = "self"
 """The value of `data` that asks the model to write its own prompts and answers."""
 
 _AT_LEAST_ONE = (
     "max_length num_heads num_layers rank epochs batch_positions shard_positions batch_tokens save_steps "
     "tree_width max_tree_size self_conversations self_new_tokens distil_new_tokens distil_batch report_prompts "
-    "report_new_tokens gradient_accumulation eval_new_tokens"
+    "report_new_tokens gradient_accumulation eval_new_tokens joint_epochs joint_batch_tokens"
 )
 
 _AT_LEAST_OR_NONE = {
@@ -31,6 +32,8 @@ _AT_LEAST_OR_NONE = {
     "top_logits": 0,
     "adapter_rank": 1,
     "eval_prompts": 0,
+    "target_rank": 1,
+    "joint_max_steps": 1,
 }
 
 
@@ -62,6 +65,18 @@ class FinetuneConfig:
         adapter_rank: Trains an adapter (LoRA of this rank) on the heads of `init_from`, which stay as they are: many
             domains on one base. None trains the heads.
         adapter_alpha: What the adapter adds is multiplied by `adapter_alpha / adapter_rank`; None is twice the rank.
+        target_rank: After the heads, or beginning with those of `init_from`, trains heads and an adapter (LoRA of this
+            rank) on the target together (Medusa-2): output is then exactly that of the *adapted* target. Published: 32.
+            None leaves the target as it is.
+        target_alpha: What that adapter adds is multiplied by `target_alpha / target_rank`; None is half the rank.
+        target_loss: What keeps the adapted target as it is: `kl`, near its own choices without the adapter; or
+            `cross_entropy` on the data, which teaches it those.
+        target_learning_rate: Peak for the adapter of the target while both are trained.
+        heads_rate: The heads' is so many times that.
+        heads_weight: Of the heads' loss beside the target's own.
+        joint_epochs: Passes over the data while both are trained.
+        joint_max_steps: Steps after which that ends before; None for all.
+        joint_batch_tokens: Tokens per step of it, padding included.
         epochs: Passes over the stored states.
         max_steps: Training steps after which it ends before those are through; None for all.
         batch_positions: Positions per training step.
@@ -141,6 +156,15 @@ class FinetuneConfig:
     init_from: str | None = None
     adapter_rank: int | None = None
     adapter_alpha: float | None = None
+    target_rank: int | None = None
+    target_alpha: float | None = None
+    target_loss: Literal["kl", "cross_entropy"] = "kl"
+    target_learning_rate: float = 5e-4
+    heads_rate: float = 4.0
+    heads_weight: float = 0.2
+    joint_epochs: int = 2
+    joint_max_steps: int | None = None
+    joint_batch_tokens: int = 2048
     epochs: int = 6
     max_steps: int | None = None
     batch_positions: int = 2048
@@ -257,6 +281,26 @@ class FinetuneConfig:
         return float(2 * (self.adapter_rank or 0)) if self.adapter_alpha is None else self.adapter_alpha
 
     @property
+    def used_target_alpha(self) -> float:
+        """`target_alpha`, half the rank where it is None."""
+        return (self.target_rank or 0) / 2 if self.target_alpha is None else self.target_alpha
+
+    @property
+    def joint(self) -> bool:
+        """Whether heads and an adapter of the target are trained together."""
+        return self.target_rank is not None
+
+    @property
+    def joint_alone(self) -> bool:
+        """Whether that is all that is trained: it begins with given heads."""
+        return self.joint and self.init_from is not None
+
+    @property
+    def last_training(self) -> str:
+        """The stage whose heads are the result."""
+        return "joint" if self.joint else "train"
+
+    @property
     def kept_logits(self) -> int:
         """`top_logits`, as many as the loss asks for where it is None."""
         if self.top_logits is not None:
@@ -278,6 +322,19 @@ class FinetuneConfig:
             )
         if self.adapter_alpha is not None and (self.adapter_rank is None or not self.adapter_alpha > 0):
             raise ConfigError(f"adapter_alpha must be above 0, and None without adapter_rank, got {self.adapter_alpha}")
+
+        if self.target_alpha is not None and (self.target_rank is None or not self.target_alpha > 0):
+            raise ConfigError(f"target_alpha must be above 0, and None without target_rank, got {self.target_alpha}")
+        if self.target_rank is not None and self.adapter_rank is not None:
+            raise ConfigError(
+                f"target_rank must be None with adapter_rank, got {self.target_rank}: an adapter of heads leaves the "
+                "target as it is; train heads and target together first, then domains on them"
+            )
+        if self.target_loss not in TARGET_LOSSES:
+            raise ConfigError(f"target_loss must be one of {', '.join(TARGET_LOSSES)}, got {self.target_loss!r}")
+        for name in ("target_learning_rate", "heads_rate", "heads_weight"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def _check_unroll(self) -> None:
         if not 0 <= self.unroll_ramp < 1 or (self.unroll_ramp and self.unroll is None):

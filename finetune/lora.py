@@ -1,15 +1,20 @@
-"""Low-rank adapters put in place for training, around layers of heads. The only file of finetune that knows PEFT."""
+"""Low-rank adapters put in place for training, on heads or on the target. The only file of finetune that knows PEFT."""
 
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from peft.functional import inject_adapter_in_model
+from safetensors.torch import load_file
 from torch import nn
 
 from medusa_spec.adapters import adapted_layers
+from medusa_spec.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from medusa_spec.errors import CheckpointError, ConfigError
+from medusa_spec.files import read_json, write_json, write_tensors
 from medusa_spec.heads import DraftHeads
 
 NAME = "default"
@@ -39,6 +44,51 @@ def adapt_heads(heads: DraftHeads, *, rank: int, alpha: float, seed: int) -> Dra
     for name, parameter in heads.named_parameters():
         parameter.requires_grad_(".lora_" in name)
     return heads
+
+
+def adapt_target(model: Any, *, rank: int, alpha: float, seed: int) -> Any:
+    """Puts a fresh adapter around every linear layer of a target but its LM head; it changes nothing yet.
+
+    A quantised target stays quantised below it (QLoRA), what else it has of low precision becomes float32.
+
+    Args:
+        model: A causal LM, changed in place; `unload()` of what is returned gives it back.
+        rank: Of the adapter.
+        alpha: What the adapter adds is multiplied by `alpha / rank`.
+        seed: Of its first factor; the second is zero.
+
+    Raises:
+        ConfigError: If the target is quantised in a way through which nothing can be trained.
+    """
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None:
+        if not quantizer.is_trainable:
+            method = getattr(model, "quantization_method", quantizer.quantization_config.quant_method)
+            raise ConfigError(
+                f"target_rank must be None for this target, got {rank}: it is quantised by {method}, through which "
+                "nothing can be trained; give the model as it was before, or quantised by bitsandbytes or torchao"
+            )
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # of GPT-2's layers; PEFT sets it right
+        made = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")  # type: ignore[arg-type]
+        return get_peft_model(model, made)
+
+
+def save_target_adapter(folder: Path, adapted: Any, base: str) -> None:
+    """Writes the adapter of a target as PEFT does; each file is complete before it takes its name.
+
+    Args:
+        folder: Made if missing.
+        adapted: Of `adapt_target`.
+        base: Name of the target.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        adapted.save_pretrained(scratch, save_embedding_layers=False)
+        state, described = load_file(Path(scratch) / ADAPTER_WEIGHTS), read_json(Path(scratch) / ADAPTER_CONFIG)
+    write_tensors(folder / ADAPTER_WEIGHTS, state, metadata={"format": "pt"})
+    write_json(folder / ADAPTER_CONFIG, described | {"base_model_name_or_path": base})
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

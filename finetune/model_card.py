@@ -17,8 +17,9 @@ def model_card(config: MedusaConfig) -> str:
         f"# Draft heads for {base or 'a causal LM'}",
         f"{config.heads.num_heads} heads of the family {config.heads.kind}, {config.heads.num_layers} block(s), "
         f"LM head: {config.heads.lm_head.replace('_', ' ')}, {config.heads.num_draft_tokens} draft tokens. "
-        "They propose tokens; the base model checks them, so its output does not change.",
+        + _promise(config),
         _adapter(config),
+        _target(config),
         "```python\nfrom medusa_spec import MedusaModel\n\n"
         'model = MedusaModel.from_pretrained("path-or-hub-id-of-these-heads")\n'
         "out = model.generate(**inputs, max_new_tokens=256)\n```",
@@ -38,6 +39,29 @@ def _adapter(config: MedusaConfig) -> str:
         '"name")` puts it beside others on those heads, `model.set_adapter("name")` swaps; so do PEFT\'s own calls on '
         "`model.heads`."
     )
+
+
+def _promise(config: MedusaConfig) -> str:
+    if config.target_adapter_hash is None:
+        return "They propose tokens; the base model checks them, so its output does not change."
+    return "They propose tokens; the *adapted* base model checks them: see below."
+
+
+def _target(config: MedusaConfig) -> str:
+    if config.target_adapter_hash is None:
+        return ""
+    base, found = config.base_model_name_or_path, config.training.get("target")
+    text = (
+        f"They were trained together with an adapter (LoRA) on {base} (Medusa-2), which is in `adapter/` and is loaded "
+        f"and merged with them. Output is exactly that of the adapted model, *not* that of {base}."
+    )
+    if found:
+        text += (
+            f" On {found['positions']} held-out answer tokens its perplexity is {found['perplexity']:.3f}, without the "
+            f"adapter {found['perplexity_without']:.3f} ({found['perplexity_change']:+.2%}); the greedy choice is the "
+            f"same at {found['same_choice']:.1%} of them."
+        )
+    return text
 
 
 def _data(data: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from medusa_spec.finetune.calibrate import run_calibrate
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
 from medusa_spec.finetune.distil import run_distil
+from medusa_spec.finetune.joint import run_joint
 from medusa_spec.finetune.processes import join
 from medusa_spec.finetune.report import run_report
 from medusa_spec.finetune.selfdata import run_self
@@ -28,10 +29,14 @@ STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
     "states": run_states,
     "teacher": run_teacher,
     "train": run_train,
+    "joint": run_joint,
     "calibrate": run_calibrate,
     "report": run_report,
 }
 """The stages in their order."""
+
+MEDUSA_1 = ("states", "teacher", "train")
+"""Those that train heads on the target as it is, which are passed by where trained ones are given to joint training."""
 
 SHARED = ("states", "train")
 """Stages that the processes of a launcher do together; the others are done by one while the rest wait."""
@@ -71,7 +76,8 @@ def run_pipeline(
     processes.wait()
     target = target or Target(config)
     for name, stage in STAGES.items():
-        if stages is None or name in stages:
+        passed = config.joint_alone and name in MEDUSA_1
+        if (stages is None or name in stages) and not passed:
             if processes.main or name in SHARED:
                 stage(config, target)
             processes.wait()

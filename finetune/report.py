@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medusa_spec.checkpoint import CARD_NAME, read_config
+from medusa_spec.checkpoint import CARD_NAME, TARGET_ADAPTER, read_config
 from medusa_spec.comparison import Comparison
 from medusa_spec.files import read_json, write_json, write_text
 from medusa_spec.finetune import stages
@@ -14,7 +14,7 @@ from medusa_spec.finetune.loops import loops
 from medusa_spec.finetune.model_card import model_card
 from medusa_spec.finetune.plots import draw_plots
 from medusa_spec.finetune.report_text import report_text
-from medusa_spec.finetune.target import Target, load_model
+from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained, save_trained
 from medusa_spec.measure import compare
 from medusa_spec.model import MedusaModel
@@ -41,12 +41,14 @@ def run_report(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         return dict(read_json(output / "report" / "report.json"))
     folder = output / "report"
     folder.mkdir(exist_ok=True)
+    if config.joint:
+        target.adapt(output / "joint" / TARGET_ADAPTER)
     comparison = decode(config, target)
     figures = {
         "data": stages.read_done(output, "data")["result"],
         "training": read_config(output / "heads").training,
         "calibration": stages.read_done(output, "calibrate")["result"],
-        "history": read_json(output / "train" / "history.json"),
+        "history": read_json(output / config.last_training / "history.json"),
         "measured": comparison.to_dict(),
         "loops": without_loops(comparison),
     }
@@ -74,7 +76,7 @@ def decode(config: FinetuneConfig, target: Target) -> Comparison:
     try:
         return compare(
             wrapped,
-            load_model(config, model.dtype),
+            target.untouched(model.dtype),
             target.tokenizer,
             prompts,
             max_new_tokens=config.report_new_tokens,

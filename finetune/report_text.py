@@ -22,6 +22,7 @@ def report_text(figures: dict[str, Any], table: str, plots: Sequence[str]) -> st
         *data_lines(figures.get("data", {})),
         "## Heads on held-out states",
         accuracy_table(calibration),
+        *target_lines(training.get("target")),
         "## Trees",
         tree_table(calibration["expected_mu"], training["expected_mu"]),
         f"Chosen: {calibration['tree_size']} draft nodes.",
@@ -77,6 +78,24 @@ def accuracy_table(calibration: dict[str, Any]) -> str:
         for head, shares in enumerate(zip(*shown.values(), strict=True))
     ]
     return "\n".join(["| head | " + " | ".join(shown) + " |", "|---" * (1 + len(shown)) + "|", *rows])
+
+
+def target_lines(found: dict[str, Any] | None) -> list[str]:
+    """What joint training did to the target; nothing where it was left as it is."""
+    if found is None:
+        return []
+    before, after = (", ".join(f"{share:.3f}" for share in found[key]) for key in ("top1_before", "top1"))
+    return [
+        "## The adapted target",
+        "The target has an adapter that was trained with the heads: figures of the decoder, and the output, are the "
+        "adapted model's.",
+        "| | without the adapter | with it |\n|---|---|---|\n"
+        f"| perplexity of held-out answers | {found['perplexity_without']:.4f} | {found['perplexity']:.4f} "
+        f"({found['perplexity_change']:+.2%}) |\n"
+        f"| top-1 by head, before and after both were trained | {before} | {after} |",
+        f"Its greedy choice is the same at {found['same_choice']:.2%} of {found['positions']} positions; divergence "
+        f"of its choices: {found['divergence']:.4f} nats.",
+    ]
 
 
 def tree_table(expected: Sequence[float], shown: dict[str, float]) -> str:

@@ -102,13 +102,16 @@ class StateStore:
         split: `train` or `held_out`.
         num_heads: K of the heads that are to learn from it.
         teacher: Whether the target's likeliest tokens, which the teacher stage left, belong to a batch.
+        folder: Where the states are; None is `states/` in `output`.
 
     Raises:
         CheckpointError: If a shard is missing or has another number of rows than the manifest says.
     """
 
-    def __init__(self, output: Path, split: str, num_heads: int, *, teacher: bool = False) -> None:
-        folder = output / "states"
+    def __init__(
+        self, output: Path, split: str, num_heads: int, *, teacher: bool = False, folder: Path | None = None
+    ) -> None:
+        folder = output / "states" if folder is None else folder
         manifest = read_json(folder / "manifest.json")
         self.hidden_size: int = manifest["hidden_size"]
         self.whole: bool = manifest["whole"]

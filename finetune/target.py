@@ -1,6 +1,7 @@
 """The frozen target of a run, loaded when a stage first asks for it."""
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from medusa_spec.backbone import Backbone
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.target_adapter import with_adapter
 
 TORCH_DTYPES = {
     "float64": torch.float64,
@@ -53,10 +55,11 @@ def decoder_config(config: FinetuneConfig) -> Any:
     return AutoConfig.from_pretrained(config.model, revision=config.revision).get_text_config(decoder=True)
 
 
-def load_model(config: FinetuneConfig, dtype: torch.dtype) -> Any:
-    """A load of the target, frozen, on the device of `config`."""
+def load_model(config: FinetuneConfig, dtype: torch.dtype, adapter: Path | None = None) -> Any:
+    """A load of the target, frozen, on the device of `config`, with an adapter of its own if there is one."""
     model: Any = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, dtype=dtype)
-    return model.to(compute_device(config)).eval().requires_grad_(False)
+    model = model.to(compute_device(config)).eval().requires_grad_(False)
+    return model if adapter is None else with_adapter(model, adapter)
 
 
 class Target:
@@ -64,10 +67,14 @@ class Target:
 
     Args:
         config: Names model, revision, dtype and device.
+
+    Attributes:
+        adapter: Folder of the adapter that was trained on the target in this run; None before.
     """
 
     def __init__(self, config: FinetuneConfig) -> None:
         self.config = config
+        self.adapter: Path | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -100,7 +107,7 @@ class Target:
     @cached_property
     def model(self) -> Any:
         """The causal LM, frozen, in `config.dtype`."""
-        return load_model(self.config, self.dtype)
+        return load_model(self.config, self.dtype, self.adapter)
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -114,6 +121,19 @@ class Target:
             attached.detach()
         return self.model
 
+    def adapt(self, adapter: Path) -> None:
+        """From now on the target of this run is the one with this adapter, loaded anew when it is asked for."""
+        if self.adapter == adapter:
+            return
+        if "model" in self.__dict__:
+            self.release()
+            del self.__dict__["model"]
+        self.adapter = adapter
+
+    def untouched(self, dtype: torch.dtype) -> Any:
+        """A second load of the target, nothing attached."""
+        return load_model(self.config, dtype, self.adapter)
+
     def for_decoding(self) -> Any:
         """The model, detached, in the dtype that users decode with; from now on it is the target of this run."""
         attached = self.__dict__.pop("backbone", None)
@@ -121,5 +141,5 @@ class Target:
             attached.detach()
         dtype, loaded = decoding_dtype(self.config), self.__dict__.get("model")
         if loaded is None or loaded.dtype != dtype:
-            self.__dict__["model"] = load_model(self.config, dtype)
+            self.__dict__["model"] = load_model(self.config, dtype, self.adapter)
         return self.model

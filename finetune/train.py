@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import (
     CONFIG_NAME,
+    TARGET_ADAPTER,
     WEIGHTS_NAME,
     heads_folder,
     load_heads,
@@ -23,7 +24,6 @@ from medusa_spec.files import write_json, write_tensors
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import StepBatches, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.lora import adapt_heads, adapter_tensors, load_adapter_tensors
 from medusa_spec.finetune.processes import everyone
 from medusa_spec.finetune.records import fingerprint
@@ -36,6 +36,7 @@ from medusa_spec.finetune.watch_decoder import DecoderWatch, decoder_watch
 from medusa_spec.head_adapters import is_adapter, save_adapter
 from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent, options_of
 from medusa_spec.heads_note import weights_hash
+from medusa_spec.target_adapter import adapter_hash, copy_adapter, target_adapter
 
 _DEPENDS_ON = (
     "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs max_steps batch_positions learning_rate "
@@ -73,6 +74,11 @@ def own_folder(name: str) -> Path:
             f"init_from must be heads, got {name!r}, which is an adapter; begin with the heads that it stands on, "
             f"{read_config(folder).base_heads!r}"
         )
+    if (folder / CONFIG_NAME).is_file() and target_adapter(name) is not None:
+        raise ConfigError(
+            f"init_from must be heads of the target as it is, got {name!r}, which were trained with an adapter on it; "
+            "save the adapted model and give it as model: MedusaModel.from_pretrained(heads).detach().save_pretrained()"
+        )
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(
             f"init_from must be heads in this library's own format, got {name!r}, which is of another project; convert "
@@ -94,9 +100,7 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         return dict(stages.read_done(output, "train")["result"])
     folder = output / "train"
     folder.mkdir(exist_ok=True)
-    counts, held_out_counts = (
-        TokenData(output / "data", split).answer_counts(target.backbone.vocab_size) for split in SPLITS
-    )
+    counts = TokenData(output / "data", "train").answer_counts(target.backbone.vocab_size)
     heads = start_heads(config, target.backbone, counts, target.eos_ids)
     start = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
     model = with_losses(heads, config)
@@ -112,8 +116,7 @@ def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     write_json(folder / "history.json", history)
     result = {
         "heads": heads.config.to_dict(),
-        "draft_coverage": _coverage(heads, counts),
-        "held_out_draft_coverage": _coverage(heads, held_out_counts),
+        **coverages(config, heads),
         "positions": len(train.decoding_rows()),
         "held_out_positions": len(held_out.decoding_rows()),
         "padding": round(_batches(config, train, heads).padding(), 4),
@@ -237,22 +240,35 @@ def check_trained(start: dict[str, torch.Tensor], heads: DraftHeads) -> None:
 
 
 def load_trained(config: FinetuneConfig, backbone: Backbone) -> DraftHeads:
-    """The heads of a finished train stage, in float32 but rounded to bfloat16, as they will be used; an adapter, which
+    """The heads of a run's last training, in float32 but rounded to bfloat16, as they will be used; an adapter, which
     is kept in float32, stands around their layers."""
+    return read_heads(config, backbone, config.last_training, rounded=True)
+
+
+def read_heads(config: FinetuneConfig, backbone: Backbone, stage: str, *, rounded: bool) -> DraftHeads:
+    """The heads that a training stage left, frozen, in float32.
+
+    Args:
+        config: Of the run.
+        backbone: The target.
+        stage: `train` or `joint`.
+        rounded: To bfloat16, as they are saved.
+    """
     output = Path(config.output)
-    sizes = HeadsConfig.from_dict(stages.read_done(output, "train")["result"]["heads"])
-    state = read_weights(output / "train" / WEIGHTS_NAME)
+    state = read_weights(output / stage / WEIGHTS_NAME)
     if config.adapter_rank is not None:
         heads = _adapted(load_heads(str(config.init_from), backbone, dtype=torch.float32)[0], config)
         load_adapter_tensors(heads, state)
         return heads.requires_grad_(False).eval()
-    rounded = {
-        key: tensor if key == "draft_ids" else tensor.to(torch.bfloat16).float() for key, tensor in state.items()
-    }
-    ids = rounded.get("draft_ids")
+    if rounded:
+        state = {
+            key: tensor if key == "draft_ids" else tensor.to(torch.bfloat16).float() for key, tensor in state.items()
+        }
+    sizes = HeadsConfig.from_dict(stages.read_done(output, stage)["result"]["heads"])
+    ids = state.get("draft_ids")
     projection = backbone.projection().rows(ids).to(torch.float32)
     heads = make_heads(sizes, projection, ids, backbone.embedding().to(torch.float32, projection.weight.device))
-    heads.load_state_dict(rounded)
+    heads.load_state_dict(state)
     return heads.to(heads.projection.weight.device).requires_grad_(False).eval()
 
 
@@ -266,7 +282,7 @@ def _batches(config: FinetuneConfig, train: StateStore, heads: DraftHeads) -> St
 def save_trained(
     folder: Path, heads: DraftHeads, config: MedusaConfig, run: FinetuneConfig, model_card: str | None = None
 ) -> None:
-    """Writes what was trained: heads, or the adapter that stands around their layers.
+    """Writes what was trained: heads, with the adapter of their target if it has one, or an adapter of given heads.
 
     Args:
         folder: As for `save_heads`.
@@ -275,6 +291,10 @@ def save_trained(
         run: Its settings.
         model_card: As for `save_heads`.
     """
+    if run.joint:
+        adapter = Path(run.output) / "joint" / TARGET_ADAPTER
+        copy_adapter(adapter, folder)
+        config = replace(config, target_adapter_hash=adapter_hash(adapter))
     if run.adapter_rank is None:
         save_heads(folder, heads, config, model_card)
         return
@@ -290,5 +310,10 @@ def _last(history: list[dict[str, float]], key: str) -> dict[str, float]:
     )
 
 
-def _coverage(heads: DraftHeads, counts: torch.Tensor) -> float:
-    return 1.0 if heads.draft_ids is None else coverage(counts, heads.draft_ids.cpu())
+def coverages(config: FinetuneConfig, heads: DraftHeads) -> dict[str, float]:
+    """Which share of the answer tokens heads can guess, of those trained on and of those held out."""
+    found = {}
+    for name, split in (("draft_coverage", "train"), ("held_out_draft_coverage", "held_out")):
+        counts = TokenData(Path(config.output) / "data", split).answer_counts(heads.config.vocab_size)
+        found[name] = 1.0 if heads.draft_ids is None else coverage(counts, heads.draft_ids.cpu())
+    return found

@@ -200,5 +200,5 @@ class TrainedHeads(nn.Module):
         counts = (targets[:, : -1 - k, : k + 2] >= 0).all(-1)
         if not counts.any():
             return z.sum() * 0.0
-        truth = h[:, 1 + k :].to(z.dtype)
+        truth = h[:, 1 + k :].to(z.dtype).detach()  # the target is not to come to meet them
         return nn.functional.smooth_l1_loss(z[:, : -1 - k][counts], truth[counts])

@@ -346,13 +346,13 @@ class Backbone:
         """h [B, T, H] of every position without paying for the LM head; see `states`."""
         return self.states(input_ids, attention_mask).h
 
-    @torch.no_grad()
     def states(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         *,
         taps: tuple[int, ...] = (),
+        gradient: bool = False,
     ) -> TargetStates:
         """h and layers of every position without paying for the LM head, by cutting the forward off there.
 
@@ -360,6 +360,7 @@ class Backbone:
             input_ids: [B, T]; right padding is fine with a mask.
             attention_mask: [B, T], 1 for real tokens; None means all are.
             taps: As in `forward`.
+            gradient: Let gradients run back into what is trained of the target: its adapters.
 
         Returns:
             h [B, T, H] and layers [B, T, L, H], in the model's dtype.
@@ -374,7 +375,8 @@ class Backbone:
                 f"{type(self.model).__name__} end, got a text of {input_ids.shape[1]} tokens"
             )
         kwargs: dict[str, Any] = {"logits_to_keep": 0} if self._keeps_logits else {}
-        with capturing(cut=True) as captured, self._tapping(taps) as tapped:
+        mode = nullcontext() if gradient else torch.no_grad()
+        with mode, capturing(cut=True) as captured, self._tapping(taps) as tapped:
             try:
                 self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **kwargs)
             except CutError:

@@ -25,8 +25,18 @@ WEIGHTS_NAME = "heads.safetensors"
 CARD_NAME = "README.md"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-OWN_FILES = [CONFIG_NAME, WEIGHTS_NAME, CARD_NAME, ADAPTER_CONFIG, ADAPTER_WEIGHTS]
-"""What a folder of ours may hold: heads, or an adapter of heads."""
+TARGET_ADAPTER = "adapter"
+"""Folder of the adapter that the target of these heads has, below theirs."""
+OWN_FILES = [
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    CARD_NAME,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    f"{TARGET_ADAPTER}/{ADAPTER_CONFIG}",
+    f"{TARGET_ADAPTER}/{ADAPTER_WEIGHTS}",
+]
+"""What a folder of ours may hold: heads, with an adapter of their target, or an adapter of heads."""
 PACKAGED = Path(__file__).parent / "data" / "heads"
 
 

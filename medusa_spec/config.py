@@ -10,7 +10,7 @@ from medusa_spec.tree import Growth, PathValues, TreeTemplate
 
 FORMAT_VERSION = 1
 
-OPTIONAL = ("base_heads", "base_heads_hash")
+OPTIONAL = ("base_heads", "base_heads_hash", "target_adapter_hash")
 """Left out of the file where they say nothing."""
 
 
@@ -31,6 +31,8 @@ class MedusaConfig:
         training: Record of data, recipe and measured figures, for people.
         base_heads: Of an adapter of heads: those that it stands on, as `load_heads` takes them.
         base_heads_hash: Names their weights; others on loading are a warning.
+        target_adapter_hash: Of heads that were trained together with an adapter on their target: names its weights,
+            which are in `adapter/` beside the heads.
         format_version: Of the folder; a later one than this library's is refused.
     """
 
@@ -45,6 +47,7 @@ class MedusaConfig:
     training: dict[str, Any] = field(default_factory=dict)
     base_heads: str | None = None
     base_heads_hash: str | None = None
+    target_adapter_hash: str | None = None
     format_version: int = FORMAT_VERSION
 
     def to_dict(self) -> dict[str, Any]:

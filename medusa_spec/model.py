@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-from transformers.utils import PushToHubMixin
+from transformers.utils import PushToHubMixin, logging
 
 from medusa_spec.adapter_methods import AdapterMethods
 from medusa_spec.backbone import Backbone
@@ -23,7 +23,10 @@ from medusa_spec.prepare import Prepared, prepare
 from medusa_spec.probe import probe
 from medusa_spec.static_decoding import StaticSteps
 from medusa_spec.stats import DecodingStats
+from medusa_spec.target_adapter import MARK, check_adapted, copy_adapter, target_adapter, with_adapter
 from medusa_spec.tree import TreeTemplate, chain_template
+
+logger = logging.get_logger(__name__)
 
 
 class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
@@ -80,6 +83,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         self.prepared = Prepared(reason="not prepared: prepare=False")
         self.last_stats: DecodingStats | None = None
         self.medusa_config: MedusaConfig | None = None
+        self.target_adapter: Path | None = None
         self.steps = StaticSteps()
         self._trainable = [parameter for parameter in self.target.parameters() if parameter.requires_grad]
         self._trained = [module for module in self.target.modules() if module.training]
@@ -109,6 +113,9 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
     ) -> "MedusaModel":
         """Loads a target with `AutoModelForCausalLM` and wraps it.
 
+        Heads alone that were trained together with an adapter on their target bring that along: the target is then the
+        adapted model, see `exact_to`. Where the target is named, too, it stays as it is named.
+
         Args:
             name_or_path: The target's folder or hub id; or a folder (or hub id, or packaged name) of heads alone, from
                 which the target's name and revision are read, as PEFT does.
@@ -121,19 +128,28 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
             CheckpointError: If heads alone do not say which model they are for.
         """
         kwargs.setdefault("dtype", "auto")
+        adapter = None
         if heads is None and names_heads(name_or_path):
             heads = heads_folder(name_or_path)
+            adapter = target_adapter(heads)
             name_or_path, revision = target_of(name_or_path, heads)
             if name_or_path == DEFAULT_MODEL:
                 name_or_path = default_model_path()  # it comes without a network, too
             if revision is not None:
                 kwargs.setdefault("revision", revision)
         target = AutoModelForCausalLM.from_pretrained(name_or_path, **kwargs)
-        return cls(target, heads, drafter=drafter, tree=tree)
+        if adapter is not None:
+            target = with_adapter(target, adapter)
+        model = cls(target, heads, drafter=drafter, tree=tree)
+        if adapter is not None:
+            model.target_adapter = adapter
+            logger.warning(f"Output is exactly that of {model.exact_to}.")
+        return model
 
     def _heads(self, heads: Any, *, needed: bool) -> DraftHeads | None:
         if isinstance(heads, (str, os.PathLike)):
             heads, self.medusa_config = load_with_adapter(heads, self.backbone)
+            check_adapted(self.target, self.medusa_config)
         elif heads is None and needed:
             config = HeadsConfig(hidden_size=self.backbone.hidden_size, vocab_size=self.backbone.vocab_size)
             heads = MedusaHeads(config, self.backbone.projection())
@@ -179,6 +195,14 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         return generate(self.backbone, drafter, *args, **options, **kwargs)
 
     @property
+    def exact_to(self) -> str:
+        """In words, the model whose output is reproduced."""
+        name = self.target.config.name_or_path or type(self.target).__name__
+        if hasattr(self.target, MARK):
+            return f"{name} with the adapter that its heads were trained with, not that of {name} alone"
+        return f"{name} with the adapters that were active when it was wrapped" if self.backbone.adapters else name
+
+    @property
     def graph_reason(self) -> str | None:
         """Why the last `generate` was not decoded by CUDA graphs, in words; None if it was."""
         return self.steps.reason
@@ -213,6 +237,8 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         if self.heads is None or self.medusa_config is None:
             raise ConfigError(f"there are no heads to save: the drafter is {self.drafter.name!r}")
         if not save_active(save_directory, self.heads, self.medusa_config):
+            if self.medusa_config.target_adapter_hash is not None:
+                copy_adapter(self.target_adapter, Path(save_directory))
             save_heads(save_directory, self.heads, self.medusa_config, dtype=next(self.heads.parameters()).dtype)
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)

@@ -238,6 +238,22 @@ def finetune(
     device: Annotated[str | None, typer.Option(help="Device; default: a GPU if any.")] = None,
     revision: Annotated[str | None, typer.Option(help="Revision of the target on the hub.")] = None,
     rank: Annotated[int | None, typer.Option(help="Rank of --lm-head low_rank.")] = None,
+    target_rank: Annotated[
+        int | None,
+        typer.Option(help="Medusa-2: also train an adapter (LoRA) on the target, whose output changes with it."),
+    ] = None,
+    target_alpha: Annotated[
+        float | None, typer.Option(help="That adapter is multiplied by it over its rank; default: half the rank.")
+    ] = None,
+    target_loss: Annotated[
+        str | None, typer.Option(help="What keeps the target as it is: kl, or cross_entropy on the data.")
+    ] = None,
+    target_learning_rate: Annotated[float | None, typer.Option(help="Of that adapter.")] = None,
+    heads_rate: Annotated[float | None, typer.Option(help="The heads' rate is so many times that.")] = None,
+    heads_weight: Annotated[float | None, typer.Option(help="Of the heads' loss beside the target's.")] = None,
+    joint_epochs: Annotated[int | None, typer.Option(help="Passes over the data while both are trained.")] = None,
+    joint_max_steps: Annotated[int | None, typer.Option(help="Steps after which that ends before.")] = None,
+    joint_batch_tokens: Annotated[int | None, typer.Option(help="Tokens per step of it.")] = None,
     tree_size: Annotated[
         int | None, typer.Option(help="Draft nodes of the tree; default: chosen by measured pass times.")
     ] = None,
@@ -314,6 +330,15 @@ def finetune(
         "device": device,
         "revision": revision,
         "rank": rank,
+        "target_rank": target_rank,
+        "target_alpha": target_alpha,
+        "target_loss": target_loss,
+        "target_learning_rate": target_learning_rate,
+        "heads_rate": heads_rate,
+        "heads_weight": heads_weight,
+        "joint_epochs": joint_epochs,
+        "joint_max_steps": joint_max_steps,
+        "joint_batch_tokens": joint_batch_tokens,
         "tree_size": tree_size,
         "batch_tokens": batch_tokens,
         "states_from": states_from,

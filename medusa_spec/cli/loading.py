@@ -15,6 +15,7 @@ from medusa_spec.checkpoint import names_heads, packaged_heads
 from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
 from medusa_spec.errors import CheckpointError
 from medusa_spec.model import MedusaModel
+from medusa_spec.target_adapter import with_adapter
 
 DEFAULT_HEADS = "smollm2-135m"
 NO_HEADS = "No heads were given: drafts come from n-gram look-up in the text itself (no training)."
@@ -70,10 +71,11 @@ def load(name: str | None, heads: str | None, drafter: str | None, *, dtype: str
 
 
 def load_baseline(model: MedusaModel) -> PreTrainedModel:
-    """A second load of the target, with nothing attached: what its user has today."""
+    """A second load of the target, with nothing attached: what its user has today, or with the adapter of the heads."""
     target = model.target
     baseline = AutoModelForCausalLM.from_pretrained(target_name(model), dtype=target.dtype)
-    return baseline.to(model.device).eval()
+    baseline = baseline.to(model.device).eval()
+    return baseline if model.target_adapter is None else with_adapter(baseline, model.target_adapter)
 
 
 def target_name(model: MedusaModel) -> str:

@@ -1,0 +1,222 @@
+"""The joint stage: heads and an adapter on their target are trained together, on texts. Knows no adapter library."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from medusa_spec.backbone import Backbone
+from medusa_spec.checkpoint import TARGET_ADAPTER, WEIGHTS_NAME, read_weights
+from medusa_spec.errors import MedusaError
+from medusa_spec.files import read_json, write_json, write_tensors
+from medusa_spec.finetune import stages
+from medusa_spec.finetune.batches import TextBatches
+from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.joint_batches import TokenTexts
+from medusa_spec.finetune.joint_model import JointModel
+from medusa_spec.finetune.lora import adapt_target, save_target_adapter
+from medusa_spec.finetune.records import fingerprint
+from medusa_spec.finetune.states import extract_shard, plan_shards, wanted_states
+from medusa_spec.finetune.store import StateStore, read_shard, shard_path
+from medusa_spec.finetune.target import Target, compute_dtype
+from medusa_spec.finetune.tokens import TokenData
+from medusa_spec.finetune.train import check_trained, coverages, own_folder, read_heads, start_heads
+from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.finetune.trainer import (
+    HeadsTrainer,
+    last_complete_checkpoint,
+    only_item,
+    training_arguments,
+)
+from medusa_spec.heads import DraftHeads
+
+STATES = "states"
+"""Folder of the adapted target's held-out states."""
+TRAINED = "trained.safetensors"
+"""Heads and adapter as training left them; its presence says that it is over."""
+_DEPENDS_ON = (
+    "kind num_heads num_layers lm_head rank draft_vocab_size init_from target_rank target_alpha target_loss "
+    "target_learning_rate heads_rate heads_weight joint_epochs joint_max_steps joint_batch_tokens weight_decay warmup "
+    "max_grad_norm depth_decay unroll feature_weight save_steps seed"
+).split()
+
+
+def settings(config: FinetuneConfig) -> dict[str, Any]:
+    """What the stage's result depends on."""
+    output = Path(config.output)
+    found: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS_ON}
+    if config.options:
+        found["options"] = config.options
+    if config.joint_alone:
+        found["data"] = stages.read_done(output, "data")["hash"]
+        found["init_weights"] = fingerprint(str(own_folder(str(config.init_from)) / WEIGHTS_NAME))
+    else:
+        found["train"] = stages.read_done(output, "train")["hash"]
+    return found | {"dtype": str(compute_dtype(config))}
+
+
+def run_joint(config: FinetuneConfig, target: Target) -> dict[str, Any]:
+    """Runs the stage, from its last checkpoint if it was stopped; does nothing unless `target_rank` asks for it.
+
+    Afterwards the target of the run is the adapted one.
+
+    Returns:
+        A record as that of the train stage, and what training did to the target: `target`.
+    """
+    if not config.joint:
+        return {}
+    output = Path(config.output)
+    folder, wanted = output / "joint", settings(config)
+    if stages.begin(output, "joint", wanted):
+        target.adapt(folder / TARGET_ADAPTER)
+        return dict(stages.read_done(output, "joint")["result"])
+    folder.mkdir(exist_ok=True)
+    result = _train(config, target, folder)
+    target.adapt(folder / TARGET_ADAPTER)
+    _read_held_out(config, target, folder / STATES)
+    stages.finish(output, "joint", wanted, result)
+    return result
+
+
+def _train(config: FinetuneConfig, target: Target, folder: Path) -> dict[str, Any]:
+    """Trains, measures and writes; the target is given back as it was."""
+    heads = _first_heads(config, target)
+    start = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
+    adapted = adapt_target(
+        target.release(), rank=config.target_rank or 0, alpha=config.used_target_alpha, seed=config.seed
+    )
+    backbone = Backbone(adapted)
+    try:
+        trained = TrainedHeads(
+            heads, depth_decay=config.depth_decay, feature_weight=config.feature_weight, unroll=config.unroll
+        )
+        model = JointModel(backbone, trained, heads_weight=config.heads_weight, target_loss=config.target_loss).eval()
+        texts = {split: TokenTexts(Path(config.output), split, config.num_heads) for split in ("train", "held_out")}
+        if (folder / TRAINED).exists():
+            model.load_state_dict(read_weights(folder / TRAINED))
+        else:
+            before = model.eval().measure(_in_order(texts["held_out"], config))
+            write_json(folder / "history.json", _run_trainer(model, texts["train"], config, folder))
+            write_json(folder / "before.json", before)
+            state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+            write_tensors(folder / TRAINED, state)
+        check_trained(start, heads)
+        _check_moved(model)
+        after = model.eval().measure(_in_order(texts["held_out"], config))
+        save_target_adapter(folder / TARGET_ADAPTER, adapted, config.base_name or config.model)
+    finally:
+        backbone.detach()
+        adapted.unload()
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
+    write_tensors(folder / WEIGHTS_NAME, state)
+    history = read_json(folder / "history.json")
+    return {
+        "heads": heads.config.to_dict(),
+        **coverages(config, heads),
+        "steps": max((int(entry["step"]) for entry in history), default=0),
+        "target": after | {"top1_before": read_json(folder / "before.json")["top1"]},
+    }
+
+
+def _first_heads(config: FinetuneConfig, target: Target) -> DraftHeads:
+    """Those of the train stage, or given ones, to be trained on."""
+    if not config.joint_alone:
+        return read_heads(config, target.backbone, "train", rounded=False).requires_grad_(True).train()
+    counts = TokenData(Path(config.output) / "data", "train").answer_counts(target.backbone.vocab_size)
+    return start_heads(config, target.backbone, counts, target.eos_ids)
+
+
+class _JointTrainer(HeadsTrainer):
+    """Also logs the loss that keeps the target as it is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.target_losses: list[torch.Tensor] = []
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
+        """See `HeadsTrainer`."""
+        loss, out = super().compute_loss(model, inputs, True)
+        if not out["target_loss"].isfinite():
+            raise MedusaError(
+                f"the target's loss is {float(out['target_loss'])} at step {self.state.global_step}; lower "
+                "target_learning_rate"
+            )
+        self.target_losses.append(out["target_loss"])
+        return (loss, out) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """See `HeadsTrainer`."""
+        if "loss" in logs and self.target_losses:
+            logs["target_loss"] = round(float(torch.stack(self.target_losses).mean()), 5)
+            self.target_losses = []
+        super().log(logs, *args, **kwargs)
+
+
+def _run_trainer(model: JointModel, texts: TokenTexts, config: FinetuneConfig, folder: Path) -> list[dict[str, float]]:
+    """Trains in place, from the last complete checkpoint if there is one; the log."""
+    run = replace(
+        config,
+        learning_rate=config.target_learning_rate,
+        learning_rates=config.learning_rates | {"trained": config.heads_rate},
+        ema=0.0,
+    )
+    source: Any = texts
+    batches = TextBatches(
+        source, batch_positions=config.joint_batch_tokens, epochs=config.joint_epochs, seed=config.seed
+    )
+    steps = min(len(batches), config.joint_max_steps or len(batches))
+    trainer = _JointTrainer(
+        model=model,
+        args=training_arguments(run, folder, steps, model.projection.weight.device),
+        train_dataset=batches,
+        data_collator=only_item,
+        config=run,
+    )
+    checkpoint = last_complete_checkpoint(folder)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    return list(trainer.state.log_history)
+
+
+def _in_order(texts: TokenTexts, config: FinetuneConfig) -> Iterator[dict[str, torch.Tensor]]:
+    """All texts once, those of similar length together."""
+    source: Any = texts
+    batches = TextBatches(source, batch_positions=config.joint_batch_tokens, epochs=1, seed=0)
+    return (batches[step] for step in range(len(batches)))
+
+
+def _check_moved(model: JointModel) -> None:
+    """Every part of the adapter has moved: its second factors began at zero.
+
+    Raises:
+        MedusaError: If one has not.
+    """
+    still = [name for name, tensor in model.state_dict().items() if ".lora_B." in name and not tensor.any()]
+    if still:
+        raise MedusaError(
+            f"the adapter of the target must have changed everywhere, but did not at {len(still)} places, {still[0]} "
+            "first: no gradient reached them, or target_learning_rate is too low"
+        )
+
+
+def _read_held_out(config: FinetuneConfig, target: Target, folder: Path) -> None:
+    """States of the adapted target, from which its heads are calibrated."""
+    folder.mkdir(exist_ok=True)
+    data, wanted = TokenData(Path(config.output) / "data", "held_out"), wanted_states(config)
+    plans = plan_shards(data, config, whole=wanted.whole)
+    with tqdm(total=sum(data.lengths()), unit="tok", unit_scale=True, desc="joint: held-out states") as bar:
+        for number, plan in enumerate(plans):
+            extract_shard(shard_path(folder, "held_out", number), plan, data, target, wanted, bar)
+    first = read_shard(shard_path(folder, "held_out", 0))
+    splits = {"held_out": [plan.positions for plan in plans]}
+    write_json(folder / "manifest.json", {"hidden_size": first["h"].shape[1], **asdict(wanted), "splits": splits})
+
+
+def held_out_store(config: FinetuneConfig, num_heads: int, *, teacher: bool = False) -> StateStore:
+    """The held-out states on which the result is calibrated: of the target as it is at the end of the run."""
+    output = Path(config.output)
+    if not config.joint:
+        return StateStore(output, "held_out", num_heads, teacher=teacher)
+    return StateStore(output, "held_out", num_heads, folder=output / "joint" / STATES)
