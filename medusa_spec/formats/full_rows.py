@@ -78,5 +78,5 @@ def has_bias(heads: DraftHeads) -> bool:
     """Whether an LM head adds anything to its product: formats without biases cannot say so."""
     if heads.config.lm_head != "own":
         return heads.projection.bias is not None and bool(heads.projection.bias.any())
-    biases = [heads.head(k).lm_head.bias for k in range(heads.config.num_heads)]  # type: ignore[union-attr]
+    biases = [heads.head(k).lm_head.bias for k in range(heads.config.num_heads)]
     return any(bias is not None and bool(bias.any()) for bias in biases)
