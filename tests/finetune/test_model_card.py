@@ -1,5 +1,7 @@
 """The model card."""
 
+from dataclasses import replace
+
 from medusa_spec.config import MedusaConfig
 from medusa_spec.finetune.model_card import model_card
 from medusa_spec.heads import HeadsConfig
@@ -37,3 +39,29 @@ def test_overlap_is_told_where_it_is_known() -> None:
 def test_what_is_not_known_is_left_out() -> None:
     card = model_card(MedusaConfig(heads=HEADS))
     assert "base_model" not in card and "Training data" not in card and "None" not in card
+
+
+def test_an_adapter_of_heads_names_them_and_what_it_gained() -> None:
+    held_out = TRAINING["held_out"] | {"base_top1": [0.4]}
+    card = model_card(MedusaConfig(heads=HEADS, training=TRAINING | {"held_out": held_out}, base_heads="org/heads"))
+    assert "This is an adapter (LoRA) on the heads `org/heads`" in card and "model.set_adapter" in card
+    assert "top-1 by head without the adapter: 0.400" in card
+    assert "`heads`" in model_card(MedusaConfig(heads=HEADS, base_heads="/home/somebody/heads"))  # no paths
+
+
+def test_heads_of_an_adapted_target_say_whose_output_it_is() -> None:
+    target = {
+        "positions": 50,
+        "perplexity": 3.0,
+        "perplexity_without": 2.97,
+        "perplexity_change": 0.0101,
+        "same_choice": 0.95,
+    }
+    config = MedusaConfig(heads=HEADS, base_model_name_or_path="org/base", target_adapter_hash="ab")
+    card = model_card(replace(config, training=TRAINING | {"target": target}))
+    assert "3 heads of the family medusa" in card and "the *adapted* base model checks them" in card
+    assert "Output is exactly that of the adapted model, *not* that of org/base." in card
+    assert "is 3.000, without the adapter 2.970 (+1.01%); the greedy choice is the same at 95.0% of them" in card
+    assert "its output does not change" not in card and "its output does not change" in model_card(
+        replace(config, target_adapter_hash=None)
+    )

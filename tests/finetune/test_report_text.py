@@ -80,3 +80,20 @@ def test_data_of_which_nothing_was_left_out_or_counted_are_passed_over() -> None
     nothing = {name: 0 for name in ("cut", "skipped", "duplicates", "unfinished")} | {"template": {}}
     nothing |= {"answers": DATA["answers"] | {"cut": 0, "rewritten": 0, "looping": 0}}
     assert data_lines(DATA | nothing | {"unusable": {"records": 0, "first": []}}) == data_lines({"cut": 3}) == []
+
+
+def test_what_became_of_an_adapted_target_is_told() -> None:
+    target = {
+        "positions": 50,
+        "perplexity": 3.0,
+        "perplexity_without": 2.97,
+        "perplexity_change": 0.0101,
+        "same_choice": 0.95,
+        "divergence": 0.0123,
+        "top1": [0.6, 0.4],
+        "top1_before": [0.5, 0.3],
+    }
+    text = report_text(FIGURES | {"training": FIGURES["training"] | {"target": target}}, "THE TABLE", [])
+    assert "| perplexity of held-out answers | 2.9700 | 3.0000 (+1.01%) |" in text
+    assert "| 0.500, 0.300 | 0.600, 0.400 |" in text and "at 95.00% of 50 positions" in text and "0.0123 nats" in text
+    assert "adapted" not in report_text(FIGURES, "THE TABLE", [])

@@ -393,3 +393,22 @@ def test_a_model_whose_layers_cannot_be_found_is_refused_when_taps_are_asked_and
     assert torch.equal(backbone.forward(ids).h, expected)
     with pytest.raises(UnsupportedError, match="num_hidden_layers = 7"):
         backbone.forward(ids, taps=(0,))
+
+
+def test_gradients_run_back_through_states_where_they_are_asked_for(llama, prompt):
+    backbone, ids = Backbone(llama), prompt(7)
+    plain = backbone.states(ids, taps=(1,))
+    assert not plain.h.requires_grad and not plain.layers.requires_grad
+    states = backbone.states(ids, taps=(1,), gradient=True)
+    assert torch.equal(states.h, plain.h) and torch.equal(states.layers, plain.layers)
+    weights = llama.model.layers[0].mlp.down_proj.weight, llama.model.layers[1].mlp.down_proj.weight
+    whole = llama(ids, output_hidden_states=True)
+    for ours, theirs in ((states.h, whole.hidden_states[-1]), (states.layers[..., 0, :], whole.hidden_states[1])):
+        got, expected = (
+            torch.autograd.grad(tensor.square().sum(), weights, allow_unused=True, retain_graph=True)
+            for tensor in (ours, theirs)
+        )
+        for mine, other in zip(got, expected, strict=True):
+            assert (mine is None) == (other is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, other)

@@ -1,11 +1,16 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
-from medusa_spec.checkpoint import packaged_heads
+from medusa_spec import MedusaModel
+from medusa_spec.checkpoint import packaged_heads, save_heads
 from medusa_spec.cli.loading import DEFAULT_HEADS, NO_HEADS, load, load_baseline
 from medusa_spec.errors import MedusaError
+from medusa_spec.target_adapter import adapter_hash, copy_adapter
 
 
 def test_without_heads_drafts_come_from_ngrams_and_it_is_said(tiny_folder: Path) -> None:
@@ -45,3 +50,20 @@ def test_default_model_drafts_with_packaged_heads_if_there_are_any(real_model_pa
     has_heads = DEFAULT_HEADS in packaged_heads()
     assert loaded.model.drafter.name == ("heads" if has_heads else "ngram")
     assert bool(loaded.note) != has_heads
+
+
+def test_the_baseline_of_heads_with_an_adapted_target_is_the_adapted_target(tiny_folder: Path, tmp_path: Path) -> None:
+    peft = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_folder),
+        LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False),
+    )
+    peft.save_pretrained(tmp_path / "lora", save_embedding_layers=False)
+    model = MedusaModel.from_pretrained(tiny_folder)
+    copy_adapter(tmp_path / "lora", tmp_path / "heads")
+    config = replace(model.medusa_config, target_adapter_hash=adapter_hash(tmp_path / "lora"))
+    save_heads(tmp_path / "heads", model.heads, config)
+    loaded = load(str(tmp_path / "heads"), None, None)
+    baseline = load_baseline(loaded.model)
+    ids = torch.arange(5, 15)[None]
+    assert torch.equal(baseline(ids).logits, loaded.model.target(ids).logits)
+    assert not torch.equal(baseline(ids).logits, model.target(ids).logits)
