@@ -81,7 +81,7 @@ class FinetuneConfig:
         max_steps: Training steps after which it ends before those are through; None for all.
         batch_positions: Positions per training step.
         gradient_accumulation: Pieces that a step's batch is computed in, one after the other: the same step in less
-            memory.
+            memory. Of the heads' own training; joint steps are of `joint_batch_tokens`.
         learning_rate: Peak of the cosine schedule.
         weight_decay: AdamW's.
         warmup: Share of the steps over which the learning rate rises.

@@ -1,5 +1,6 @@
 """The joint stage: heads and an adapter on their target are trained together, on texts. Knows no adapter library."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,11 +14,14 @@ from medusa_spec.checkpoint import TARGET_ADAPTER, WEIGHTS_NAME, read_weights
 from medusa_spec.errors import MedusaError
 from medusa_spec.files import read_json, write_json, write_tensors
 from medusa_spec.finetune import stages
-from medusa_spec.finetune.batches import TextBatches
+from medusa_spec.finetune.batches import Batch, TextBatches
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.gradients import gradient_norms
 from medusa_spec.finetune.joint_batches import TokenTexts
 from medusa_spec.finetune.joint_model import JointModel
 from medusa_spec.finetune.lora import adapt_target, save_target_adapter
+from medusa_spec.finetune.pieces import Pieces
+from medusa_spec.finetune.processes import Processes
 from medusa_spec.finetune.records import fingerprint
 from medusa_spec.finetune.states import extract_shard, plan_shards, wanted_states
 from medusa_spec.finetune.store import StateStore, read_shard, shard_path
@@ -28,7 +32,6 @@ from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.finetune.trainer import (
     HeadsTrainer,
     last_complete_checkpoint,
-    only_item,
     training_arguments,
 )
 from medusa_spec.heads import DraftHeads
@@ -147,6 +150,24 @@ class _JointTrainer(HeadsTrainer):
         self.target_losses.append(out["target_loss"])
         return (loss, out) if return_outputs else loss
 
+    def stopped(self, losses: torch.Tensor, inputs: Batch) -> MedusaError:
+        """See `HeadsTrainer`."""
+        head = int((~losses.isfinite()).nonzero()[0])
+        return MedusaError(
+            f"the loss of head {head} is {float(losses[head])} at step {self.state.global_step} of the joint training; "
+            "lower target_learning_rate or heads_rate"
+        )
+
+    def norms(self, inputs: Batch) -> dict[int, float]:
+        """See `HeadsTrainer`; the adapter's gradient is counted with the first head's."""
+        norms = gradient_norms(self.model)
+        if not all(map(math.isfinite, norms.values())):
+            raise MedusaError(
+                f"a gradient is no number at step {self.state.global_step} of the joint training: {norms} by head; "
+                "lower target_learning_rate or heads_rate"
+            )
+        return norms
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """See `HeadsTrainer`."""
         if "loss" in logs and self.target_losses:
@@ -162,6 +183,7 @@ def _run_trainer(model: JointModel, texts: TokenTexts, config: FinetuneConfig, f
         learning_rate=config.target_learning_rate,
         learning_rates=config.learning_rates | {"trained": config.heads_rate},
         ema=0.0,
+        gradient_accumulation=1,
     )
     source: Any = texts
     batches = TextBatches(
@@ -171,8 +193,7 @@ def _run_trainer(model: JointModel, texts: TokenTexts, config: FinetuneConfig, f
     trainer = _JointTrainer(
         model=model,
         args=training_arguments(run, folder, steps, model.projection.weight.device),
-        train_dataset=batches,
-        data_collator=only_item,
+        train_dataset=Pieces(batches, model.trained.counts, accumulation=1, processes=Processes()),
         config=run,
     )
     checkpoint = last_complete_checkpoint(folder)

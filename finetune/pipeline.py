@@ -61,13 +61,18 @@ def run_pipeline(
         The output folder.
 
     Raises:
-        ConfigError: If a stage is unknown, or was run before with other settings, or a tracker is not installed.
+        ConfigError: If a stage is unknown, or was run before with other settings, or a tracker is not installed, or
+            joint training is asked of several processes.
     """
     for name in (*(stages or ()), *([redo] if redo else ())):
         if name not in STAGES:
             raise ConfigError(f"stages must be among {', '.join(STAGES)}, got {name!r}")
     check_trackers(config)
     processes = join(config.device)
+    if config.joint and processes.count > 1:
+        raise ConfigError(
+            f"target_rank must be None on several processes, got {config.target_rank} on {processes.count}"
+        )
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
     if redo is not None and processes.main:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from medusa_spec.errors import ConfigError
+from medusa_spec.errors import ConfigError, MedusaError
 from medusa_spec.finetune.batches import Batch, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.ema import WeightAverage
@@ -58,7 +58,7 @@ class HeadsTrainer(Trainer):
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.piece += 1
         if self.piece == self.train_dataset.accumulation:
-            self.window.add_norms(self._norms(inputs))
+            self.window.add_norms(self.norms(inputs))
             self.piece = 0
         return loss
 
@@ -77,13 +77,17 @@ class HeadsTrainer(Trainer):
         out = model(**inputs)
         losses, counts = out["losses"], inputs.get("counts")
         if not losses.isfinite().all():
-            raise stop_for_loss(losses, inputs, self.model, self._place())
+            raise self.stopped(losses, inputs)
         masked = not losses.any() if counts is None else not counts[1, 0].any()
         self.window.add_losses(losses, piece=self.piece, masked=bool(masked))
         # Trainer takes the mean over the pieces of a step, and several processes over theirs; ours add up.
         pieces = self.train_dataset.per_step
         loss = out["loss"] if pieces == 1 else out["loss"] * pieces
         return (loss, out) if return_outputs else loss
+
+    def stopped(self, losses: torch.Tensor, inputs: Batch) -> MedusaError:
+        """The error for losses [K] that are no numbers."""
+        return stop_for_loss(losses, inputs, self.model, self._place())
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds each head's loss and gradient norm since the last log."""
@@ -104,7 +108,8 @@ class HeadsTrainer(Trainer):
         self.plain.load_state_dict(whole_state(self.model))
         return self.plain if self.is_world_process_zero() else None
 
-    def _norms(self, inputs: Batch) -> dict[int, float]:
+    def norms(self, inputs: Batch) -> dict[int, float]:
+        """Each head's gradient norm at the end of a step, which stops where one is no number or has no cause."""
         norms = gradient_norms(self.model)
         if not all(map(math.isfinite, norms.values())):
             raise stop_for_gradient(norms, inputs, self.model, self._place(self.piece - 1))
