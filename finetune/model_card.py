@@ -67,10 +67,11 @@ def _target(config: MedusaConfig) -> str:
 def _data(data: dict[str, Any]) -> str:
     if not data:
         return ""
-    train = data["train"]
+    train, held_out = data["train"], data.get("held_out")
     lines = [
         "## Training data",
-        f"{train['conversations']} conversations, {train['answer_tokens']} answer tokens; loss on answers only.",
+        f"{train['conversations']} conversations, {train['answer_tokens']} answer tokens; loss on answers only."
+        + (f" Held out: {held_out['conversations']} conversations." if held_out else ""),
         *(f"- source `{name}`: {count} conversations" for name, count in data["sources"].items()),
         *(f"- licence {name}: {count} conversations" for name, count in data["licenses"].items()),
     ]
@@ -89,6 +90,10 @@ def _figures(training: dict[str, Any]) -> str:
     if "held_out" not in training:
         return ""
     lines = ["## Measured", ""]
+    coverages = {"training": "draft_coverage", "held-out": "held_out_draft_coverage"}
+    known = [f"{training[key]:.1%} of the {name} tokens" for name, key in coverages.items() if key in training]
+    if known:
+        lines.append(f"- the draft vocabulary covers {', '.join(known)}")
     for name in ("top1", "top5"):
         shares = ", ".join(f"{share:.3f}" for share in training["held_out"][name])
         lines.append(f"- held-out top-{name[3:]} by head: {shares}")
@@ -102,9 +107,29 @@ def _figures(training: dict[str, Any]) -> str:
         lines.append(f"- held-out top-1 by head without the adapter: {shares}")
     measured = training.get("measured")
     if measured:
-        lines.append(
-            f"- decoder on {measured['prompts']} held-out prompts: μ {measured['mu']:.3f}, τ {measured['tau']:.3f}"
-        )
-        for pair, ratio in measured["speedup"].items():
-            lines.append(f"- speed {pair}: {ratio['value']:.2f} (95 %: {ratio['low']:.2f} to {ratio['high']:.2f})")
+        lines += _decoder(measured)
     return "\n".join(lines)
+
+
+def _decoder(measured: dict[str, Any]) -> list[str]:
+    """What the decoder did, line by line, and on what; older records hold less."""
+    lines = [f"- decoder on {measured['prompts']} held-out prompts: μ {measured['mu']:.3f}, τ {measured['tau']:.3f}"]
+    straight = measured.get("without_loops", {})
+    if straight.get("looping"):
+        kept = f"μ {straight['mu']:.3f}, τ {straight['tau']:.3f}" if "mu" in straight else "none is left"
+        lines.append(f"- without the {straight['looping']} answers that end in repetition: {kept}")
+    rows = {"of all drafts": "accepted_marginal", "if the node above was": "accepted_conditional"}
+    for words, name in rows.items():
+        if measured.get(name):
+            shares = ", ".join(f"{share:.3f}" for share in measured[name])
+            lines.append(f"- accepted at depth 1, 2, … {words}: {shares}")
+    for pair, ratio in measured["speedup"].items():
+        lines.append(f"- speed {pair}: {ratio['value']:.2f} (95 %: {ratio['low']:.2f} to {ratio['high']:.2f})")
+    for pair, same in measured.get("equal", {}).items():
+        lines.append(f"- same output {pair}: {same['equal']} of {same['of']}")
+    machine = measured.get("machine")
+    if machine:
+        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+        where = f"{machine['device']}, {machine['threads']} threads, {machine['dtype']}; {machine['system']}"
+        lines.append(f"- measured on {where}; Python {machine['python']}, {versions}")
+    return lines

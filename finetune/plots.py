@@ -12,7 +12,15 @@ def draw_plots(figures: dict[str, Any], folder: Path) -> list[str]:
     Returns:
         Names of the files; none without matplotlib (`pip install medusa-spec[report]`).
     """
-    plots = {"loss.png": _loss, "accuracy.png": _accuracy, "trees.png": _trees}
+    plots = {
+        "loss.png": _loss,
+        "gradients.png": _gradients,
+        "accuracy.png": _accuracy,
+        "ranks.png": _ranks,
+        "decoder.png": _decoder,
+        "acceptance.png": _acceptance,
+        "trees.png": _trees,
+    }
     return [name for name, draw in plots.items() if save_plot(draw, figures, folder / name)]
 
 
@@ -41,18 +49,42 @@ def save_plot(draw: Callable[..., bool], figures: dict[str, Any], path: Path, *,
     return drawn
 
 
-def _loss(axes: Any, figures: dict[str, Any]) -> bool:
-    entries = [entry for entry in figures["history"] if "loss_head_0" in entry]
-    if not entries:
-        return False
-    for head in range(len(figures["calibration"]["top1"])):
-        key = f"loss_head_{head}"
-        known = [e for e in entries if key in e]  # later steps may be trained later, or not at all
+def _lines(axes: Any, figures: dict[str, Any], names: dict[str, str]) -> bool:
+    """Draws entries of the log by step; a name that no entry has is left out.
+
+    Args:
+        axes: To draw on.
+        figures: Of the run.
+        names: Of the entries, to labels.
+    """
+    for name, label in names.items():
+        known = [entry for entry in figures["history"] if name in entry]  # later steps may be trained later, or not
         if known:
-            axes.plot([e["step"] for e in known], [e[key] for e in known], label=f"head {head}")
-    axes.set(xlabel="step", ylabel="loss (train)")
-    axes.legend()
-    return True
+            axes.plot([entry["step"] for entry in known], [entry[name] for entry in known], label=label)
+    axes.set(xlabel="step")
+    if axes.lines:
+        axes.legend()
+    return bool(axes.lines)
+
+
+def _by_head(figures: dict[str, Any], name: str) -> dict[str, str]:
+    return {f"{name}_head_{head}": f"head {head}" for head in range(len(figures["calibration"]["top1"]))}
+
+
+def _loss(axes: Any, figures: dict[str, Any]) -> bool:
+    axes.set(ylabel="loss (train)")
+    return _lines(axes, figures, _by_head(figures, "loss"))
+
+
+def _gradients(axes: Any, figures: dict[str, Any]) -> bool:
+    axes.set(ylabel="norm of the gradient, before clipping", yscale="log")
+    return _lines(axes, figures, _by_head(figures, "grad_norm"))
+
+
+def _decoder(axes: Any, figures: dict[str, Any]) -> bool:
+    axes.set(ylabel="decoder on a few held-out prompts, a chain")
+    depths = range(1, 1 + len(figures["calibration"]["top1"]))
+    return _lines(axes, figures, {"decoder_mu": "μ"} | {f"decoder_depth_{d}": f"accepted at depth {d}" for d in depths})
 
 
 def _accuracy(axes: Any, figures: dict[str, Any]) -> bool:
@@ -64,6 +96,30 @@ def _accuracy(axes: Any, figures: dict[str, Any]) -> bool:
     axes.set(xlabel="step", ylabel="held-out top-1 (solid), top-5 (dashed)")
     axes.legend()
     return bool(entries)
+
+
+def _ranks(axes: Any, figures: dict[str, Any]) -> bool:
+    """Whether the truth is among the first guesses, by how many there are."""
+    for head, shares in enumerate(figures.get("ranks", [])):
+        within = [sum(shares[: rank + 1]) for rank in range(len(shares))]
+        axes.plot(range(1, len(shares) + 1), within, "o-", label=f"head {head}")
+    axes.set(xlabel="guesses of a head", ylabel="truth among them (held out)", ylim=(0, 1))
+    if axes.lines:
+        axes.legend()
+    return bool(axes.lines)
+
+
+def _acceptance(axes: Any, figures: dict[str, Any]) -> bool:
+    measured = figures["measured"]
+    rows = {"of all drafts": "accepted_marginal", "if the node above was": "accepted_conditional"}
+    for place, (label, name) in enumerate(rows.items()):
+        shares = measured.get(name, [])
+        middles = [depth - 0.2 + 0.4 * place for depth in range(1, len(shares) + 1)]
+        axes.bar(middles, shares, width=0.4, label=label)
+    depths = range(1, 1 + len(measured.get("accepted_marginal", [])))
+    axes.set(xlabel="depth", ylabel="accepted in the decoder (held out)", ylim=(0, 1), xticks=depths)
+    axes.legend()
+    return bool(measured.get("accepted_marginal"))
 
 
 def _trees(axes: Any, figures: dict[str, Any]) -> bool:

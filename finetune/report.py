@@ -19,6 +19,7 @@ from medusa_spec.finetune.train import load_trained, save_trained
 from medusa_spec.measure import compare
 from medusa_spec.model import MedusaModel
 from medusa_spec.prompts import Prompt, encode
+from medusa_spec.tree import PathValues
 
 
 def settings(config: FinetuneConfig) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def run_report(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "data": stages.read_done(output, "data")["result"],
         "training": read_config(output / "heads").training,
         "calibration": stages.read_done(output, "calibrate")["result"],
+        "ranks": rank_shares(read_config(output / "heads").values),
         "history": read_json(output / config.last_training / "history.json"),
         "measured": comparison.to_dict(),
         "loops": without_loops(comparison),
@@ -85,6 +87,11 @@ def decode(config: FinetuneConfig, target: Target) -> Comparison:
         wrapped.detach()
 
 
+def rank_shares(values: PathValues | None) -> list[list[float]]:
+    """By head, the share of held-out positions at which the truth is its guess number 0, 1, …"""
+    return [] if values is None else [[count / values.total for count in ranks] for ranks in values.singles]
+
+
 def without_loops(comparison: Comparison) -> dict[str, Any]:
     """μ and τ of the answers that do not loop, beside those of all."""
     straight = tuple(record for record in comparison.records if not loops(record.runs["plain"].tokens))
@@ -101,7 +108,9 @@ def write_card(config: FinetuneConfig, target: Target, figures: dict[str, Any]) 
     folder = Path(config.output) / "heads"
     saved = read_config(folder)
     measured = figures["measured"]
-    keys = ("prompts", "mu", "tau", "tokens_per_second", "speedup", "equal", "machine")
+    keys = (
+        "prompts mu tau accepted_marginal accepted_conditional nodes_per_pass tokens_per_second speedup equal machine"
+    ).split()
     record = saved.training | {"measured": {key: measured[key] for key in keys if key in measured}}
     record["measured"]["without_loops"] = figures["loops"]
     updated = replace(saved, training=record)

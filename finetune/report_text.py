@@ -19,6 +19,7 @@ def report_text(figures: dict[str, Any], table: str, plots: Sequence[str]) -> st
         f"Trained on {splits['train']['conversations']} conversations ({splits['train']['answer_tokens']} answer "
         f"tokens), held out {splits['held_out']['conversations']}; {training['steps']} steps. The draft vocabulary "
         f"covers {training['draft_coverage']:.1%} of the answer tokens{_held_out_coverage(training)}.",
+        *training_lines(figures.get("history", [])),
         *data_lines(figures.get("data", {})),
         "## Heads on held-out states",
         accuracy_table(calibration),
@@ -37,6 +38,27 @@ def report_text(figures: dict[str, Any], table: str, plots: Sequence[str]) -> st
 def _held_out_coverage(training: dict[str, Any]) -> str:
     share = training.get("held_out_draft_coverage")  # runs of older versions did not count it
     return "" if share is None else f", and {share:.1%} of those held out"
+
+
+def training_lines(history: Sequence[dict[str, float]]) -> list[str]:
+    """What was seen while heads were trained, as paragraphs.
+
+    Args:
+        history: The log of the training.
+    """
+    told = []
+    decoded = [entry for entry in history if "decoder_mu" in entry]
+    if decoded:
+        seconds = sum(entry["decoder_seconds"] for entry in decoded)
+        told.append(
+            f"While they were trained a few held-out prompts were decoded with a chain of first guesses: μ "
+            f"{decoded[0]['decoder_mu']:.3f} at step {decoded[0]['step']}, {decoded[-1]['decoder_mu']:.3f} at the end "
+            f"({seconds:.0f} s in all)."
+        )
+    masked = sum(int(entry.get("masked_batches", 0)) for entry in history)
+    if masked:
+        told.append(f"Batches without any position to learn from, which changed little: {masked}.")
+    return told
 
 
 def data_lines(data: dict[str, Any]) -> list[str]:

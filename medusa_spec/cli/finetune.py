@@ -33,6 +33,7 @@ def finetune(
         from medusa_spec.finetune.config import FinetuneConfig
         from medusa_spec.finetune.mask_preview import preview as preview_of
         from medusa_spec.finetune.pipeline import run_pipeline
+        from medusa_spec.finetune.processes import everyone
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     given = {name: value for name, value in settings.items() if value is not None}
@@ -41,6 +42,8 @@ def finetune(
         print(preview_of(config))
         return
     folder = run_pipeline(config, stages=stages, redo=redo)
+    if not everyone().main:
+        return
     print(f"Done: {folder}", file=sys.stderr)
     if (folder / "heads").is_dir():
         print(f"Try them: medusa-spec generate {folder / 'heads'} --show-accepted")

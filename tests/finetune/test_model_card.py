@@ -29,6 +29,30 @@ def test_the_card_tells_base_data_licences_recipe_and_figures() -> None:
     assert "μ 0.610, τ 1.550" in card and "tree/hf: 1.80 (95 %: 1.60 to 2.00)" in card
 
 
+def test_the_card_tells_acceptance_equality_and_what_it_was_measured_on() -> None:
+    machine = {"device": "a CPU", "threads": 2, "dtype": "bfloat16", "system": "Linux", "python": "3.11"}
+    measured = MEASURED | {
+        "accepted_marginal": [0.5, 0.25],
+        "accepted_conditional": [0.5, 0.5],
+        "equal": {"tree/hf": {"equal": 3, "of": 4, "first_differences": [7]}},
+        "machine": machine | {"versions": {"torch": "2.14", "transformers": "5.24", "peft": None}},
+        "without_loops": {"looping": 1, "of": 4, "mu": 0.55, "tau": 1.5},
+    }
+    data = TRAINING["data"] | {"held_out": {"conversations": 4}}
+    training = TRAINING | {"data": data, "measured": measured, "draft_coverage": 0.98, "held_out_draft_coverage": 0.91}
+    card = model_card(MedusaConfig(heads=HEADS, training=training))
+    for line in (
+        "9 conversations, 500 answer tokens; loss on answers only. Held out: 4 conversations.",
+        "- the draft vocabulary covers 98.0% of the training tokens, 91.0% of the held-out tokens",
+        "- without the 1 answers that end in repetition: μ 0.550, τ 1.500",
+        "- accepted at depth 1, 2, … of all drafts: 0.500, 0.250",
+        "- accepted at depth 1, 2, … if the node above was: 0.500, 0.500",
+        "- same output tree/hf: 3 of 4",
+        "- measured on a CPU, 2 threads, bfloat16; Linux; Python 3.11, torch 2.14, transformers 5.24\n",
+    ):
+        assert line in card
+
+
 def test_overlap_is_told_where_it_is_known() -> None:
     held_out = TRAINING["held_out"] | {"overlap": [0.4, 0.2]}
     card = model_card(MedusaConfig(heads=HEADS, training=TRAINING | {"held_out": held_out}))

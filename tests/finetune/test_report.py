@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from medusa_spec.checkpoint import read_config
@@ -34,6 +35,8 @@ def test_the_heads_know_what_was_measured(finished: FinetuneConfig) -> None:
     figures = json.loads((Path(finished.output) / "report" / "report.json").read_text())
     assert training["measured"]["mu"] == figures["measured"]["mu"]
     assert "without_loops" in training["measured"]
+    assert training["measured"]["accepted_marginal"] == figures["measured"]["accepted_marginal"]
+    assert [shares[0] for shares in figures["ranks"]] == pytest.approx(figures["calibration"]["top1"])
     assert f"μ {training['measured']['mu']:.3f}" in (folder / "README.md").read_text()
 
 

@@ -1,6 +1,13 @@
 """The report as text."""
 
-from medusa_spec.finetune.report_text import accuracy_table, data_lines, loop_line, report_text, tree_table
+from medusa_spec.finetune.report_text import (
+    accuracy_table,
+    data_lines,
+    loop_line,
+    report_text,
+    training_lines,
+    tree_table,
+)
 
 FIGURES = {
     "calibration": {"top1": [0.5, 0.25], "top5": [0.75, 0.5], "expected_mu": [0.0, 0.5, 0.7], "tree_size": 2},
@@ -38,6 +45,19 @@ def test_overlap_and_held_out_coverage_are_told_where_they_are_known() -> None:
     text = report_text(FIGURES | {"training": training}, "THE TABLE", [])
     assert "97.6% of the answer tokens, and 96.1% of those held out." in text
     assert "97.6% of the answer tokens.\n" in report_text(FIGURES, "THE TABLE", [])
+
+
+def test_what_was_seen_in_training_is_told_and_nothing_else() -> None:
+    history = [
+        {"step": 5, "loss": 2.0, "masked_batches": 2},
+        {"step": 10, "decoder_mu": 0.2, "decoder_seconds": 1.6},
+        {"step": 15, "loss": 2.0, "masked_batches": 1},
+        {"step": 20, "decoder_mu": 0.4, "decoder_seconds": 1.6},
+    ]
+    decoder, masked = training_lines(history)
+    assert "μ 0.200 at step 10, 0.400 at the end (3 s in all)" in decoder and masked.endswith(": 3.")
+    assert decoder in report_text(FIGURES | {"history": history}, "", [])
+    assert training_lines([{"step": 5, "loss": 2.0}]) == []
 
 
 def test_loops_are_told_apart() -> None:

@@ -1,0 +1,195 @@
+"""Kill -9 at random moments of every stage, again and again: are the heads bit-equal to those of an undisturbed run?
+
+python scripts/kill_check.py [--rounds 10] [--seed 0] [--runs self distil] [--keep FOLDER]
+
+A tiny random model, two runs: `self` (the model writes prompts and answers; losses from its probabilities, so that the
+teacher stage has something to do) and `distil` (it answers given prompts). In every round each stage of a run is killed
+once, at a moment drawn from its usual duration, and the run is started again; in the end the weights are compared.
+Exits with 1 if any differ. Processes are forked, so that a start costs no imports.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+
+from medusa_spec.checkpoint import WEIGHTS_NAME
+from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.pipeline import STAGES, run_pipeline
+from medusa_spec.testing import save_tiny_model
+
+COMMON: dict[str, Any] = {
+    "held_out": 0.1,
+    "num_heads": 3,
+    "draft_vocab_size": 64,
+    "batch_positions": 256,
+    "save_steps": 3,
+    "epochs": 2,
+    "dtype": "float32",
+    "device": "cpu",
+    "batch_tokens": 512,
+    "shard_positions": 400,
+    "tree_width": 4,
+    "max_tree_size": 7,
+    "tree_size": 7,
+    "report_prompts": 2,
+    "report_new_tokens": 8,
+    "eval_prompts": 1,
+    "eval_new_tokens": 8,
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "self": {"data": ("self",), "self_conversations": 300, "self_new_tokens": 24, "loss": "kl", "ema": 0.9},
+    "distil": {"distil": True, "distil_new_tokens": 24, "kind": "hydra", "gradient_accumulation": 2},
+}
+PATIENCE = 300.0
+"""Seconds after which a run counts as hanging."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run undisturbed, then with kills, and compare."""
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    draw = random.Random(options.seed)
+    wrong = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.keep or scratch)
+        prepare(folder)
+        for name in options.runs:
+            expected, seconds = undisturbed(folder, name)
+            print(f"{name}: undisturbed {expected[:16]}, seconds by stage {seconds}", flush=True)
+            for number in range(options.rounds):
+                config = settings(folder, name, f"round-{number}")
+                hits = [kill(config, stage, draw.uniform(0, seconds[stage])) for stage in seconds]
+                finish(config)
+                equal = digest(config) == expected
+                wrong += not equal
+                print(f"{name}, round {number}: {'equal' if equal else 'DIFFERENT'}; {'; '.join(hits)}", flush=True)
+    print(f"{wrong} of {options.rounds * len(options.runs)} rounds ended with other weights")
+    sys.exit(1 if wrong else 0)
+
+
+def prepare(folder: Path) -> None:
+    """The model, and prompts with somebody's answers."""
+    save_tiny_model(folder / "model", dtype=torch.float32)
+    draw = random.Random(1)
+    words = "red blue green cat dog house tree sun moon runs sleeps eats finds sees".split()
+    lines = []
+    for number in range(200):
+        asked, told = (" ".join(draw.choices(words, k=draw.randint(2, 8))) for _ in range(2))
+        lines.append(json.dumps({"prompt": f"{number}: {asked}", "completion": told}))
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def settings(folder: Path, name: str, run: str) -> FinetuneConfig:
+    """Settings of a run of this name."""
+    given = {"model": str(folder / "model"), "data": (str(folder / "prompts.jsonl"),), **COMMON, **RUNS[name]}
+    return FinetuneConfig(**given, output=str(folder / name / run))
+
+
+def undisturbed(folder: Path, name: str) -> tuple[str, dict[str, float]]:
+    """Runs twice: what comes out, and seconds of each stage of the second time, when all is warm.
+
+    Raises:
+        RuntimeError: If the two differ.
+    """
+    found: list[tuple[str, dict[str, float]]] = []
+    for run in ("first", "second"):
+        config, began = settings(folder, name, run), time.time()
+        finish(config)
+        found.append((digest(config), durations(config, began)))
+    if found[0][0] != found[1][0]:
+        raise RuntimeError(f"two undisturbed runs of {name} differ, so there is nothing to compare with")
+    return found[1]
+
+
+def start(config: FinetuneConfig) -> int:
+    """Runs what is left of a run in a process of its own.
+
+    Returns:
+        Its id.
+    """
+    Path(config.output).mkdir(parents=True, exist_ok=True)
+    child = os.fork()
+    if child:
+        return child
+    log = os.open(Path(config.output) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        run_pipeline(config)
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 (whatever it was, the process must end here)
+        print(f"failed: {error!r}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def finish(config: FinetuneConfig) -> None:
+    """Runs what is left, to the end.
+
+    Raises:
+        RuntimeError: If it fails.
+    """
+    code = os.waitstatus_to_exitcode(os.waitpid(start(config), 0)[1])
+    if code:
+        text = (Path(config.output) / "log.txt").read_text(errors="replace")
+        raise RuntimeError(f"{config.output} ended with {code}: {text[-2000:]}")
+
+
+def kill(config: FinetuneConfig, stage: str, after: float) -> str:
+    """Starts a run, waits until it is so many seconds in a stage, and kills it with signal 9.
+
+    Returns:
+        Where it was, in words.
+    """
+    output, child, began = Path(config.output), start(config), time.monotonic()
+    marks = [output / f"{stage}.begun.json", output / f"{stage}.done.json"]
+    while not any(mark.exists() for mark in marks):
+        if os.waitpid(child, os.WNOHANG)[0] or time.monotonic() - began > PATIENCE:
+            raise RuntimeError(f"{output} never came to the stage {stage}; see log.txt there")
+        time.sleep(0.001)
+    time.sleep(after)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return f"{stage} {'was through' if marks[1].exists() else f'after {after * 1000:.0f} ms'}"
+
+
+def durations(config: FinetuneConfig, began: float) -> dict[str, float]:
+    """Seconds of each stage that the run has, from the times at which they were done."""
+    found, before = {}, began
+    for stage in STAGES:
+        path = Path(config.output) / f"{stage}.done.json"
+        if path.exists():
+            found[stage], before = round(path.stat().st_mtime - before, 2), path.stat().st_mtime
+    return found
+
+
+def digest(config: FinetuneConfig) -> str:
+    """Of the weights, as they are used and as they were trained."""
+    files = [Path(config.output) / folder / WEIGHTS_NAME for folder in ("heads", "train")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10, help="of each run")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--keep", help="folder for the runs; default: one that is removed")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
