@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from medusa_spec.adapters import merged_copy
 from medusa_spec.checkpoint import load_heads
 from medusa_spec.errors import CheckpointError, ConfigError, UnsupportedError
 from medusa_spec.files import read_json, write_json, write_tensors
@@ -78,6 +79,7 @@ def export_heads(model: "MedusaModel", folder: str | Path, *, to: str = "vllm") 
     heads, folder = model.heads, Path(folder)
     if heads is None:
         raise ConfigError(f"there are no heads to export: the drafter is {model.drafter.name!r}")
+    heads = merged_copy(heads, heads.projection, heads.embedding)  # with the adapter of theirs that is active
     exported = _writer(heads, to)(heads, model.backbone)
     config = exported.config | {"base_model_name_or_path": _base(model), MARK: "medusa-spec"}
     _check_folder(folder, {exported.file, CONFIG_FILE, *exported.beside})
@@ -94,7 +96,7 @@ def export_heads(model: "MedusaModel", folder: str | Path, *, to: str = "vllm") 
             shutil.move(folder, Path(scratch) / "before")
         fresh.rename(folder)
     notes = exported.notes
-    if model.backbone.adapters:
+    if model.backbone.adapters or model.target_adapter is not None:
         notes += ("the heads are for the target with its adapter: the engine must load that, too",)
     return ExportReport(folder=folder, format=exported.format, difference=difference, same_guesses=same, notes=notes)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from medusa_spec import MedusaModel, export, export_heads
@@ -176,3 +177,21 @@ def test_formats_are_those_of_the_command() -> None:
     from medusa_spec.cli.app import To
 
     assert [choice.value for choice in To] == list(FORMATS)
+
+
+def test_heads_go_with_the_adapter_of_theirs_that_is_active(tmp_path: Path) -> None:
+    model = wrapped(dtype=torch.float32)
+    alone = export_heads(model, tmp_path / "alone")
+    get_peft_model(model.heads, LoraConfig(r=2, target_modules=["linear"], init_lora_weights=False))
+    adapted = export_heads(model, tmp_path / "adapted")
+    assert alone.same_guesses and adapted.same_guesses
+    stored = [next(iter(sorted((tmp_path / name).glob("*.safetensors")))) for name in ("alone", "adapted")]
+    first, second = (load_file(path) for path in stored)
+    assert first.keys() == second.keys()
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_it_is_told_that_the_target_must_be_the_adapted_one(tmp_path: Path) -> None:
+    model = wrapped(dtype=torch.float32)
+    model.target_adapter = tmp_path
+    assert any("for the target with its adapter" in note for note in export_heads(model, tmp_path / "out").notes)
