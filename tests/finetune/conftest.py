@@ -74,6 +74,8 @@ def make_config(tiny_folder: Path, chats: Path) -> Callable[..., FinetuneConfig]
             "tree_size": 7,
             "report_prompts": 4,
             "report_new_tokens": 12,
+            "eval_prompts": 1,
+            "eval_new_tokens": 8,
         }
         return FinetuneConfig(**(values | changes))
 
