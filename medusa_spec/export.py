@@ -67,7 +67,7 @@ def export_heads(model: "MedusaModel", folder: str | Path, *, to: str = "vllm") 
     Args:
         model: With its heads; an adapter of theirs that is active goes along, merged.
         folder: Made; if it exists it must be empty, or an earlier export.
-        to: `vllm`: Medusa heads for vLLM 0.27 to 0.32 and TGI, EAGLE and EAGLE-3 heads for vLLM and SGLang; `original`:
+        to: `vllm`: Medusa heads for vLLM 0.27 to 0.32 and TGI, EAGLE and EAGLE-3 heads for vLLM; `original`:
             Medusa heads in the authors' layout; `vllm-class`: Medusa heads and a class that vLLM 0.32 and 0.33 draft
             with.
 
