@@ -65,9 +65,9 @@ def export_heads(model: "MedusaModel", folder: str | Path, *, to: str = "vllm") 
     """Writes a model's heads as another engine reads them; they are there when they were read back as what they are.
 
     Args:
-        model: With its heads.
+        model: With its heads; an adapter of theirs that is active goes along, merged.
         folder: Made; if it exists it must be empty, or an earlier export.
-        to: `vllm`: Medusa heads for vLLM 0.27 to 0.32 and TGI, EAGLE and EAGLE-3 heads for vLLM and SGLang; `original`:
+        to: `vllm`: Medusa heads for vLLM 0.27 to 0.32 and TGI, EAGLE and EAGLE-3 heads for vLLM; `original`:
             Medusa heads in the authors' layout; `vllm-class`: Medusa heads and a class that vLLM 0.32 and 0.33 draft
             with.
 
@@ -76,10 +76,9 @@ def export_heads(model: "MedusaModel", folder: str | Path, *, to: str = "vllm") 
         UnsupportedError: If the format cannot carry what the heads are; the message says what it is.
         CheckpointError: If what was read back is not what was written; the folder is as it was before.
     """
-    heads, folder = model.heads, Path(folder)
-    if heads is None:
+    if model.heads is None:
         raise ConfigError(f"there are no heads to export: the drafter is {model.drafter.name!r}")
-    heads = merged_copy(heads, heads.projection, heads.embedding)  # with the adapter of theirs that is active
+    heads, folder = merged_copy(model.heads, model.heads.projection, model.heads.embedding), Path(folder)
     exported = _writer(heads, to)(heads, model.backbone)
     config = exported.config | {"base_model_name_or_path": _base(model), MARK: "medusa-spec"}
     _check_folder(folder, {exported.file, CONFIG_FILE, *exported.beside})
@@ -97,7 +96,7 @@ def export_heads(model: "MedusaModel", folder: str | Path, *, to: str = "vllm") 
         fresh.rename(folder)
     notes = exported.notes
     if model.backbone.adapters or model.target_adapter is not None:
-        notes += ("the heads are for the target with its adapter: the engine must load that, too",)
+        notes += ("the heads are for the target with its adapter, which the engine must be given, too",)
     return ExportReport(folder=folder, format=exported.format, difference=difference, same_guesses=same, notes=notes)
 
 

@@ -18,7 +18,7 @@ EAGLE3_PREFIX = "midlayer."
 
 
 def engine_eagle(heads: DraftHeads, backbone: Backbone) -> Exported:
-    """EAGLE-1 heads for vLLM and SGLang: the layer and the joining product; the rest is the target's.
+    """EAGLE-1 heads for vLLM: the layer and the joining product; the rest is the target's.
 
     Raises:
         UnsupportedError: If the heads have what the format cannot carry.
@@ -50,7 +50,7 @@ def engine_eagle(heads: DraftHeads, backbone: Backbone) -> Exported:
 
 
 def engine_eagle3(heads: DraftHeads, backbone: Backbone) -> Exported:
-    """EAGLE-3 heads for vLLM and SGLang, with their LM head over the draft vocabulary.
+    """EAGLE-3 heads for vLLM, with their LM head over the draft vocabulary.
 
     Raises:
         UnsupportedError: If the heads have what the format cannot carry.

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from medusa_spec import MedusaModel, export, export_heads
 from medusa_spec.errors import CheckpointError, ConfigError, UnsupportedError
 from medusa_spec.export import FORMATS
+from medusa_spec.finetune.lora import adapt_heads
 from medusa_spec.formats.medusa_export import universal_medusa
 from medusa_spec.heads import DraftHeads, HeadsConfig, make_heads
 from medusa_spec.testing import tiny
@@ -92,6 +93,29 @@ def test_bfloat16_heads_go_unchanged(tmp_path: Path) -> None:
     assert export_heads(model, tmp_path / "out").difference == 0
     tensors = load_file(tmp_path / "out" / "medusa_lm_head.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("to", list(FORMATS))
+def test_the_active_adapter_of_heads_goes_along(to, tmp_path: Path) -> None:
+    model = wrapped(draft=DRAFT)
+    h = torch.randn(40, H, dtype=torch.float64)
+    plain = model.heads(h)
+    adapt_heads(model.heads, rank=2, alpha=4.0, seed=0)
+    for name, parameter in model.heads.named_parameters():
+        if ".lora_" in name:
+            parameter.data = torch.randn_like(parameter) * 0.3
+    expected = model.heads(h)
+    assert not torch.equal(expected.argmax(-1), plain.argmax(-1))
+    assert export_heads(model, tmp_path / "out", to=to).difference < 1e-5
+    again = MedusaModel(model.detach(), tmp_path / "out", probe=False, prepare=False).heads(h)
+    torch.testing.assert_close(again if to == "vllm-class" else again[..., DRAFT], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_an_adapter_of_the_target_is_told(tmp_path: Path) -> None:
+    target = get_peft_model(tiny("llama"), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    target.get_base_model().config.name_or_path = "org/base"
+    model = MedusaModel(target, probe=False, prepare=False)
+    assert "with its adapter" in " ".join(export_heads(model, tmp_path / "out").notes)
 
 
 def test_families_that_no_engine_knows_are_refused_with_the_way_out(tmp_path: Path) -> None:
