@@ -224,7 +224,7 @@ def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict
     output = Path(config.output)
     data = stages.read_done(output, "data")["result"]
     train = stages.read_done(output, config.last_training)
-    hashes = ("data", "states", "teacher", "train", "init_weights")
+    hashes = ("data", "states", "teacher", "train", "weights", "init_weights")
     recipe = {key: value for key, value in train["settings"].items() if key not in hashes}
     if config.kept_logits:
         recipe["top_logits"] = config.kept_logits

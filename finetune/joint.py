@@ -1,8 +1,7 @@
 """The joint stage: heads and an adapter on their target are trained together, on texts. Knows no adapter library."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from medusa_spec.checkpoint import TARGET_ADAPTER, WEIGHTS_NAME, read_weights
 from medusa_spec.errors import MedusaError
 from medusa_spec.files import read_json, write_json, write_tensors
 from medusa_spec.finetune import stages
-from medusa_spec.finetune.batches import Batch, TextBatches
+from medusa_spec.finetune.batches import TextBatches
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.gradients import gradient_norms
 from medusa_spec.finetune.joint_batches import TokenTexts
 from medusa_spec.finetune.joint_model import JointModel
+from medusa_spec.finetune.joint_trainer import train_jointly
 from medusa_spec.finetune.lora import adapt_target, save_target_adapter
-from medusa_spec.finetune.pieces import Pieces
-from medusa_spec.finetune.processes import Processes
+from medusa_spec.finetune.processes import everyone
 from medusa_spec.finetune.records import fingerprint
 from medusa_spec.finetune.states import extract_shard, plan_shards, wanted_states
 from medusa_spec.finetune.store import StateStore, read_shard, shard_path
@@ -29,11 +27,7 @@ from medusa_spec.finetune.target import Target, compute_dtype
 from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.train import check_trained, coverages, own_folder, read_heads, start_heads
 from medusa_spec.finetune.trained import TrainedHeads
-from medusa_spec.finetune.trainer import (
-    HeadsTrainer,
-    last_complete_checkpoint,
-    training_arguments,
-)
+from medusa_spec.finetune.weights import weights_name
 from medusa_spec.heads import DraftHeads
 
 STATES = "states"
@@ -51,9 +45,11 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
     """What the stage's result depends on."""
     output = Path(config.output)
     found: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS_ON}
-    if config.options:
-        found["options"] = config.options
+    found |= {name: getattr(config, name) for name in ("options", "learning_rates") if getattr(config, name)}
+    if config.gradient_accumulation != 1:  # the same sums in another order
+        found["gradient_accumulation"] = config.gradient_accumulation
     if config.joint_alone:
+        found["weights"] = weights_name(config)
         found["data"] = stages.read_done(output, "data")["hash"]
         found["init_weights"] = fingerprint(str(own_folder(str(config.init_from)) / WEIGHTS_NAME))
     else:
@@ -62,7 +58,8 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
 
 
 def run_joint(config: FinetuneConfig, target: Target) -> dict[str, Any]:
-    """Runs the stage, from its last checkpoint if it was stopped; does nothing unless `target_rank` asks for it.
+    """Runs the stage, from its last checkpoint if it was stopped; does nothing unless `target_rank` asks for it. Under
+    a launcher all processes run it together.
 
     Afterwards the target of the run is the adapted one.
 
@@ -71,13 +68,17 @@ def run_joint(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     """
     if not config.joint:
         return {}
-    output = Path(config.output)
+    output, processes = Path(config.output), everyone()
     folder, wanted = output / "joint", settings(config)
-    if stages.begin(output, "joint", wanted):
+    done = stages.begin(output, "joint", wanted)
+    processes.wait()
+    if done:
         target.adapt(folder / TARGET_ADAPTER)
         return dict(stages.read_done(output, "joint")["result"])
     folder.mkdir(exist_ok=True)
     result = _train(config, target, folder)
+    if not processes.main:
+        return {}
     target.adapt(folder / TARGET_ADAPTER)
     _read_held_out(config, target, folder / STATES)
     stages.finish(output, "joint", wanted, result)
@@ -101,11 +102,9 @@ def _train(config: FinetuneConfig, target: Target, folder: Path) -> dict[str, An
         if (folder / TRAINED).exists():
             model.load_state_dict(read_weights(folder / TRAINED))
         else:
-            before = model.eval().measure(_in_order(texts["held_out"], config))
-            write_json(folder / "history.json", _run_trainer(model, texts["train"], config, folder))
-            write_json(folder / "before.json", before)
-            state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-            write_tensors(folder / TRAINED, state)
+            _train_and_keep(model, texts, config, folder)
+        if not everyone().main:
+            return {}
         check_trained(start, heads)
         _check_moved(model)
         after = model.eval().measure(_in_order(texts["held_out"], config))
@@ -124,81 +123,25 @@ def _train(config: FinetuneConfig, target: Target, folder: Path) -> dict[str, An
     }
 
 
+def _train_and_keep(model: JointModel, texts: dict[str, TokenTexts], config: FinetuneConfig, folder: Path) -> None:
+    """Trains, and leaves what was trained, its log, and what was measured before."""
+    processes, before = everyone(), None
+    if processes.main:
+        before = model.measure(_in_order(texts["held_out"], config))
+    history = train_jointly(model, texts["train"], config, folder)
+    if processes.main:
+        write_json(folder / "history.json", history)
+        write_json(folder / "before.json", before)
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        write_tensors(folder / TRAINED, state)
+
+
 def _first_heads(config: FinetuneConfig, target: Target) -> DraftHeads:
     """Those of the train stage, or given ones, to be trained on."""
     if not config.joint_alone:
         return read_heads(config, target.backbone, "train", rounded=False).requires_grad_(True).train()
     counts = TokenData(Path(config.output) / "data", "train").answer_counts(target.backbone.vocab_size)
     return start_heads(config, target.backbone, counts, target.eos_ids)
-
-
-class _JointTrainer(HeadsTrainer):
-    """Also logs the loss that keeps the target as it is."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.target_losses: list[torch.Tensor] = []
-
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
-        """See `HeadsTrainer`."""
-        loss, out = super().compute_loss(model, inputs, True)
-        if not out["target_loss"].isfinite():
-            raise MedusaError(
-                f"the target's loss is {float(out['target_loss'])} at step {self.state.global_step}; lower "
-                "target_learning_rate"
-            )
-        self.target_losses.append(out["target_loss"])
-        return (loss, out) if return_outputs else loss
-
-    def stopped(self, losses: torch.Tensor, inputs: Batch) -> MedusaError:
-        """See `HeadsTrainer`."""
-        head = int((~losses.isfinite()).nonzero()[0])
-        return MedusaError(
-            f"the loss of head {head} is {float(losses[head])} at step {self.state.global_step} of the joint training; "
-            "lower target_learning_rate or heads_rate"
-        )
-
-    def norms(self, inputs: Batch) -> dict[int, float]:
-        """See `HeadsTrainer`; the adapter's gradient is counted with the first head's."""
-        norms = gradient_norms(self.model)
-        if not all(map(math.isfinite, norms.values())):
-            raise MedusaError(
-                f"a gradient is no number at step {self.state.global_step} of the joint training: {norms} by head; "
-                "lower target_learning_rate or heads_rate"
-            )
-        return norms
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """See `HeadsTrainer`."""
-        if "loss" in logs and self.target_losses:
-            logs["target_loss"] = round(float(torch.stack(self.target_losses).mean()), 5)
-            self.target_losses = []
-        super().log(logs, *args, **kwargs)
-
-
-def _run_trainer(model: JointModel, texts: TokenTexts, config: FinetuneConfig, folder: Path) -> list[dict[str, float]]:
-    """Trains in place, from the last complete checkpoint if there is one; the log."""
-    run = replace(
-        config,
-        learning_rate=config.target_learning_rate,
-        learning_rates=config.learning_rates | {"trained": config.heads_rate},
-        ema=0.0,
-        gradient_accumulation=1,
-    )
-    source: Any = texts
-    batches = TextBatches(
-        source, batch_positions=config.joint_batch_tokens, epochs=config.joint_epochs, seed=config.seed
-    )
-    steps = min(len(batches), config.joint_max_steps or len(batches))
-    trainer = _JointTrainer(
-        model=model,
-        args=training_arguments(run, folder, steps, model.projection.weight.device),
-        train_dataset=Pieces(batches, model.trained.counts, accumulation=1, processes=Processes()),
-        config=run,
-    )
-    checkpoint = last_complete_checkpoint(folder)
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    return list(trainer.state.log_history)
 
 
 def _in_order(texts: TokenTexts, config: FinetuneConfig) -> Iterator[dict[str, torch.Tensor]]:

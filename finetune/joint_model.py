@@ -15,6 +15,7 @@ from medusa_spec.finetune.losses import linear_cross_entropy
 from medusa_spec.finetune.ranks import accuracy, measure_ranks
 from medusa_spec.finetune.store import UNTRAINED
 from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.heads import DraftHeads
 
 CHOICES = 256
 """Positions whose logits are alive at a time where choices are compared."""
@@ -50,6 +51,16 @@ class JointModel(nn.Module):
         self.projection = backbone.projection().to(trained.heads.projection.weight.dtype)
 
     @property
+    def heads(self) -> DraftHeads:
+        """Those that are trained."""
+        return self.trained.heads
+
+    @property
+    def loss(self) -> str:
+        """What the heads are trained by."""
+        return self.trained.loss
+
+    @property
     def unroll(self) -> int | None:
         """Of the heads; see `TrainedHeads`."""
         return self.trained.unroll
@@ -64,16 +75,28 @@ class JointModel(nn.Module):
         self.target.eval()
         return self
 
-    def forward(self, input_ids: torch.Tensor, targets: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def counts(self, targets: torch.Tensor) -> torch.Tensor:
+        """What the means are divided by: int64 [3, K], as `TrainedHeads.counts`, and for the target's loss."""
+        chosen = (targets[..., 0] != UNTRAINED).sum().cpu()
+        return torch.cat([self.trained.counts(targets), chosen.expand(1, self.heads.config.num_heads)])
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        targets: torch.Tensor,
+        tokens: torch.Tensor,
+        counts: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Losses of a batch of texts.
 
         Args:
             input_ids: Int64 [B, T].
             targets: Int32 [B, T, K + 1], see `make_targets`.
             tokens: Int64 [B, T, K], what stands after each position.
+            counts: [2, 3, K], where these are a piece of a larger batch: `counts` of the piece, and of the whole.
 
         Returns:
-            `loss`; `losses` [K], each head's own mean; `target_loss`.
+            `loss`; `losses` [K], each head's own mean; `target_loss`; of a piece, what it adds to them.
         """
         chosen = targets[..., 0] != UNTRAINED
         teacher = None
@@ -86,7 +109,11 @@ class JointModel(nn.Module):
             kept = linear_divergence(h, teacher, self.projection)
         else:
             kept = self._surprise(h, targets[chosen][:, 0])
-        out = self.trained(**self.batch(states, targets, tokens))
+        given = self.batch(states, targets, tokens)
+        if counts is not None:
+            given["counts"] = counts[:, :2]
+            kept = kept * (counts[0, 2, 0] / counts[1, 2, 0].clamp_min(1)).to(kept.dtype)
+        out = self.trained(**given)
         loss = kept + self.heads_weight * out["loss"]
         return {"loss": loss, "losses": out["losses"], "target_loss": kept.detach()}
 

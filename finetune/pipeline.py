@@ -38,7 +38,7 @@ STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
 MEDUSA_1 = ("states", "teacher", "train")
 """Those that train heads on the target as it is, which are passed by where trained ones are given to joint training."""
 
-SHARED = ("states", "train")
+SHARED = ("states", "train", "joint")
 """Stages that the processes of a launcher do together; the others are done by one while the rest wait."""
 
 

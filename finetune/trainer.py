@@ -108,9 +108,13 @@ class HeadsTrainer(Trainer):
         self.plain.load_state_dict(whole_state(self.model))
         return self.plain if self.is_world_process_zero() else None
 
+    def gradient_norms(self) -> dict[int, float]:
+        """Of each head's weights."""
+        return gradient_norms(self.model)
+
     def norms(self, inputs: Batch) -> dict[int, float]:
         """Each head's gradient norm at the end of a step, which stops where one is no number or has no cause."""
-        norms = gradient_norms(self.model)
+        norms = self.gradient_norms()
         if not all(map(math.isfinite, norms.values())):
             raise stop_for_gradient(norms, inputs, self.model, self._place(self.piece - 1))
         if not all(norms.get(number) for number in range(self.model.heads.num_sets)) and self.model.loss in SLOPED:

@@ -44,3 +44,18 @@ def test_every_text_is_read_once_an_epoch(make_store: Callable[..., StateStore],
     batches = TextBatches(texts, batch_positions=16, epochs=1, seed=3)
     read = sum(int((batches[step]["input_ids"] != 0).sum()) for step in range(len(batches)))
     assert read == sum(len(mask) for mask in MASKS)
+
+
+def test_rows_are_known_by_their_place_and_by_what_there_is_to_learn(
+    make_store: Callable[..., StateStore], tmp_path: Path
+) -> None:
+    make_store(tmp_path, MASKS, num_heads=2)
+    texts = TokenTexts(tmp_path, "train", 2)
+    batches = TextBatches(texts, batch_positions=16, epochs=1, seed=3)
+    numbers = torch.tensor([2, 0])
+    rows = batches.rows(numbers)
+    conversations, positions = texts.where(rows)
+    assert conversations.tolist() == [2] * 8 + [0] * 5
+    assert positions.tolist() == [*range(8), *range(5)]
+    batch = batches.read(numbers)
+    assert torch.equal(batches.answers(numbers)["targets"], torch.cat([batch["targets"][0], batch["targets"][1, :5]]))
