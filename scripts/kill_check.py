@@ -144,8 +144,7 @@ def finish(config: FinetuneConfig) -> None:
     """
     code = os.waitstatus_to_exitcode(os.waitpid(start(config), 0)[1])
     if code:
-        text = (Path(config.output) / "log.txt").read_text(errors="replace")
-        raise RuntimeError(f"{config.output} ended with {code}: {text[-2000:]}")
+        raise RuntimeError(f"{config.output} ended with {code}: {last_words(config)}")
 
 
 def kill(config: FinetuneConfig, stage: str, after: float) -> str:
@@ -158,12 +157,17 @@ def kill(config: FinetuneConfig, stage: str, after: float) -> str:
     marks = [output / f"{stage}.begun.json", output / f"{stage}.done.json"]
     while not any(mark.exists() for mark in marks):
         if os.waitpid(child, os.WNOHANG)[0] or time.monotonic() - began > PATIENCE:
-            raise RuntimeError(f"{output} never came to the stage {stage}; see log.txt there")
+            raise RuntimeError(f"{output} never came to the stage {stage}: {last_words(config)}")
         time.sleep(0.001)
     time.sleep(after)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return f"{stage} {'was through' if marks[1].exists() else f'after {after * 1000:.0f} ms'}"
+
+
+def last_words(config: FinetuneConfig) -> str:
+    """The end of what a run has said."""
+    return (Path(config.output) / "log.txt").read_text(errors="replace")[-2000:]
 
 
 def durations(config: FinetuneConfig, began: float) -> dict[str, float]:
