@@ -13,7 +13,7 @@ from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
 from medusa_spec.finetune.distil import run_distil
 from medusa_spec.finetune.joint import run_joint
-from medusa_spec.finetune.processes import everyone, join
+from medusa_spec.finetune.processes import join
 from medusa_spec.finetune.report import run_report
 from medusa_spec.finetune.selfdata import run_self
 from medusa_spec.finetune.states import run_states
@@ -61,23 +61,13 @@ def run_pipeline(
         The output folder.
 
     Raises:
-        ConfigError: If a stage is unknown, or was run before with other settings, or a tracker is not installed, or
-            joint training is asked of several processes.
+        ConfigError: If a stage is unknown, or was run before with other settings, or a tracker is not installed.
     """
     for name in (*(stages or ()), *([redo] if redo else ())):
         if name not in STAGES:
             raise ConfigError(f"stages must be among {', '.join(STAGES)}, got {name!r}")
     check_trackers(config)
-    if config.joint and everyone().count > 1:
-        raise ConfigError(
-            f"target_rank must be None under a launcher of {everyone().count} processes, got {config.target_rank}: "
-            "heads and adapter are trained together by one process; start it without a launcher"
-        )
     processes = join(config.device)
-    if config.joint and processes.count > 1:
-        raise ConfigError(
-            f"target_rank must be None on several processes, got {config.target_rank} on {processes.count}"
-        )
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
     if redo is not None and processes.main:

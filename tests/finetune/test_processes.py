@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from medusa_spec.checkpoint import WEIGHTS_NAME
 from medusa_spec.errors import ConfigError
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.pipeline import run_pipeline
 from medusa_spec.finetune.processes import Processes, everyone, join
 
 MakeConfig = Callable[..., FinetuneConfig]
@@ -61,15 +60,6 @@ def test_a_launcher_tells_each_its_number(monkeypatch: pytest.MonkeyPatch) -> No
     assert everyone() == Processes(index=5, count=8) and not everyone().main
     with pytest.raises(ConfigError, match="device must be a kind like 'cuda'.* for 8 processes, got 'cuda:0'"):
         join("cuda:0")
-
-
-def test_joint_training_under_a_launcher_is_refused_before_anything_hangs(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("LOCAL_RANK", "0"), ("RANK", "0"), ("WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="target_rank must be None under a launcher of 2 processes, got 4"):
-        run_pipeline(make_config(tmp_path, target_rank=4))
 
 
 def test_two_processes_train_what_one_trains(finished: FinetuneConfig, tmp_path: Path) -> None:
