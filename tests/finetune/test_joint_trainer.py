@@ -39,11 +39,12 @@ JOINT: dict[str, Any] = {
 
 
 def made(finished: FinetuneConfig) -> JointModel:
-    """The finished run's heads on its target, with a fresh adapter."""
-    target = Target(finished)
-    heads = read_heads(finished, target.backbone, "train", rounded=False).requires_grad_(True)
+    """The finished run's heads on its target, with a fresh adapter, in float64."""
+    target = Target(replace(finished, dtype="float64"))
+    heads = read_heads(finished, target.backbone, "train", rounded=False).requires_grad_(True).double()
     backbone = Backbone(adapt_target(target.release(), rank=4, alpha=2.0, seed=0))
-    return JointModel(backbone, TrainedHeads(heads, depth_decay=0.8), heads_weight=0.5, target_loss="kl")
+    trained = TrainedHeads(heads, depth_decay=0.8).double()
+    return JointModel(backbone, trained, heads_weight=0.5, target_loss="kl")
 
 
 def trained(finished: FinetuneConfig, folder: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], list[dict]]:
@@ -55,20 +56,20 @@ def trained(finished: FinetuneConfig, folder: Path, **changes: Any) -> tuple[dic
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}, history
 
 
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], tolerance: float) -> None:
     """Equal but for roundings: where a gradient is nothing else, AdamW makes a whole step of it."""
     assert one.keys() == two.keys()
     for name, tensor in one.items():
-        assert float((two[name] - tensor).float().norm()) <= 0.03 * float(tensor.float().norm()), name
+        assert float((two[name] - tensor).float().norm()) <= tolerance * float(tensor.float().norm()), name
 
 
 def test_any_number_of_pieces_gives_the_same_training(finished: FinetuneConfig, tmp_path: Path) -> None:
     whole, logged = trained(finished, tmp_path / "one")
     pieces, again = trained(finished, tmp_path / "three", gradient_accumulation=3)
-    same(whole, pieces)
+    same(whole, pieces, 5e-3)  # norms of the target are in float32
     for name in ("loss", "target_loss", "loss_head_1", "grad_norm_head_0", "grad_norm_target"):
         curves = [[entry[name] for entry in log if name in entry] for log in (logged, again)]
-        assert len(curves[0]) == STEPS and curves[1] == pytest.approx(curves[0], rel=2e-3, abs=2e-5)
+        assert len(curves[0]) == STEPS and curves[1] == pytest.approx(curves[0], rel=1e-3, abs=2e-5)
 
 
 def test_the_adapter_moves_only_once_the_heads_gradient_has_reached_it(
@@ -121,7 +122,7 @@ def test_two_processes_train_what_one_does(finished: FinetuneConfig, tmp_path: P
     )
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = (load_file(output / "joint" / "trained.safetensors") for output in outputs)
-    same(one, two)
+    same(one, two, 0.1)  # in float32
     logs = [json.loads((output / "joint" / "history.json").read_text()) for output in outputs]
     for name in ("loss", "target_loss", "loss_head_2", "grad_norm_target"):
         curves = [[entry[name] for entry in log if name in entry] for log in logs]
