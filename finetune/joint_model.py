@@ -112,7 +112,8 @@ class JointModel(nn.Module):
         given = self.batch(states, targets, tokens)
         if counts is not None:
             given["counts"] = counts[:, :2]
-            kept = kept * (counts[0, 2, 0] / counts[1, 2, 0].clamp_min(1)).to(kept.dtype)
+            piece, whole = counts[:, 2, 0].to(kept.dtype)
+            kept = kept * (piece / whole.clamp_min(1))
         out = self.trained(**given)
         loss = kept + self.heads_weight * out["loss"]
         return {"loss": loss, "losses": out["losses"], "target_loss": kept.detach()}
