@@ -76,9 +76,11 @@ class JointModel(nn.Module):
         return self
 
     def counts(self, targets: torch.Tensor) -> torch.Tensor:
-        """What the means are divided by: int64 [3, K], as `TrainedHeads.counts`, and for the target's loss."""
-        chosen = (targets[..., 0] != UNTRAINED).sum().cpu()
-        return torch.cat([self.trained.counts(targets), chosen.expand(1, self.heads.config.num_heads)])
+        """What the means are divided by: int64 [3, K], as `TrainedHeads.counts`, and for the target's loss; of targets
+        int [T, K + 1]."""
+        rows = targets[:, 0] != UNTRAINED
+        counts = self.trained.counts(targets if self.heads.attends else targets[rows])
+        return torch.cat([counts, rows.sum().cpu().expand(1, self.heads.config.num_heads)])
 
     def forward(
         self,

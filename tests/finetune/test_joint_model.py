@@ -171,3 +171,22 @@ def test_the_state_is_of_what_was_trained_and_loads_strictly() -> None:
 def test_the_target_stays_in_evaluation_while_heads_train() -> None:
     model = make().train()
     assert model.trained.training and not any(module.training for module in model.target.modules())
+
+
+@families
+def test_the_pieces_of_a_batch_add_up_to_it(kind: str, options: dict[str, Any]) -> None:
+    model, given = make(kind, heads_weight=0.5, **options), batch()
+    learn(model, 3)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    whole = model(**given)
+    expected = torch.autograd.grad(whole["loss"], trained)
+    count, found, losses = model.counts(given["targets"].flatten(0, 1)), [0.0] * len(trained), []
+    for row in range(2):
+        piece = {name: tensor[row : row + 1] for name, tensor in given.items()}
+        counts = torch.stack([model.counts(piece["targets"].flatten(0, 1)), count])
+        out = model(**piece, counts=counts)
+        losses.append(out["target_loss"])
+        found = [a + b for a, b in zip(found, torch.autograd.grad(out["loss"], trained), strict=True)]
+    torch.testing.assert_close(sum(losses), whole["target_loss"], rtol=1e-5, atol=1e-9)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6 * float(theirs.abs().max()) + 1e-12)

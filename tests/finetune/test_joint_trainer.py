@@ -66,7 +66,7 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], tolerance: 
 def test_any_number_of_pieces_gives_the_same_training(finished: FinetuneConfig, tmp_path: Path) -> None:
     whole, logged = trained(finished, tmp_path / "one")
     pieces, again = trained(finished, tmp_path / "three", gradient_accumulation=3)
-    same(whole, pieces, 5e-3)  # norms of the target are in float32
+    same(whole, pieces, 1e-4)  # norms of the target are in float32
     for name in ("loss", "target_loss", "loss_head_1", "grad_norm_head_0", "grad_norm_target"):
         curves = [[entry[name] for entry in log if name in entry] for log in (logged, again)]
         assert len(curves[0]) == STEPS and curves[1] == pytest.approx(curves[0], rel=1e-3, abs=2e-5)
@@ -122,7 +122,7 @@ def test_two_processes_train_what_one_does(finished: FinetuneConfig, tmp_path: P
     )
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = (load_file(output / "joint" / "trained.safetensors") for output in outputs)
-    same(one, two, 0.1)  # in float32
+    same(one, two, 0.03)  # in float32
     logs = [json.loads((output / "joint" / "history.json").read_text()) for output in outputs]
     for name in ("loss", "target_loss", "loss_head_2", "grad_norm_target"):
         curves = [[entry[name] for entry in log if name in entry] for log in logs]
