@@ -17,7 +17,8 @@ class Note(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("text", torch.zeros(0, dtype=torch.uint8), persistent=False)
+        # On the CPU even where heads are made without memory: nobody would fill it in.
+        self.register_buffer("text", torch.zeros(0, dtype=torch.uint8, device="cpu"), persistent=False)
 
     def read(self) -> bytes:
         """The bytes."""

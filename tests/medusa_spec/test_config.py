@@ -1,9 +1,10 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from medusa_spec.config import FORMAT_VERSION, MedusaConfig
+from medusa_spec.config import FORMAT_VERSION, OPTIONAL, MedusaConfig
 from medusa_spec.errors import CheckpointError
 from medusa_spec.heads import HeadsConfig
 from medusa_spec.tree import Growth, PathValues, TreeTemplate
@@ -29,8 +30,11 @@ def test_a_config_survives_json(config: MedusaConfig) -> None:
     assert MedusaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_every_field_is_written() -> None:
-    assert set(CONFIG.to_dict()) == set(MedusaConfig.__dataclass_fields__)
+def test_every_field_is_written_and_those_of_adapters_where_there_are_some() -> None:
+    assert set(CONFIG.to_dict()) == set(MedusaConfig.__dataclass_fields__) - set(OPTIONAL)
+    adapted = replace(CONFIG, **{name: name for name in OPTIONAL})
+    assert set(adapted.to_dict()) == set(MedusaConfig.__dataclass_fields__)
+    assert MedusaConfig.from_dict(json.loads(json.dumps(adapted.to_dict()))) == adapted
 
 
 def test_a_later_version_is_refused_with_both_numbers() -> None:
