@@ -1,11 +1,12 @@
 """Kill -9 at random moments of every stage, again and again: are the heads bit-equal to those of an undisturbed run?
 
-python scripts/kill_check.py [--rounds 10] [--seed 0] [--runs self distil] [--keep FOLDER]
+python scripts/kill_check.py [--rounds 10] [--seed 0] [--runs self distil joint] [--keep FOLDER]
 
-A tiny random model, two runs: `self` (the model writes prompts and answers; losses from its probabilities, so that the
-teacher stage has something to do) and `distil` (it answers given prompts). In every round each stage of a run is killed
-once, at a moment drawn from its usual duration, and the run is started again; in the end the weights are compared.
-Exits with 1 if any differ. Processes are forked, so that a start costs no imports.
+A tiny random model, three runs: `self` (the model writes prompts and answers; losses from its probabilities, so that
+the teacher stage has something to do), `distil` (it answers given prompts) and `joint` (given answers; an adapter on
+the target is trained with the heads). In every round each stage of a run is killed once, at a moment drawn from its
+usual duration, and the run is started again; in the end the weights are compared. Exits with 1 if any differ. Processes
+are forked, so that a start costs no imports.
 """
 
 import argparse
@@ -54,6 +55,7 @@ COMMON: dict[str, Any] = {
 RUNS: dict[str, dict[str, Any]] = {
     "self": {"data": ("self",), "self_conversations": 96, "self_new_tokens": 24, "loss": "kl", "ema": 0.9},
     "distil": {"distil": True, "distil_new_tokens": 24, "kind": "hydra", "gradient_accumulation": 2},
+    "joint": {"target_rank": 2, "joint_epochs": 1, "joint_batch_tokens": 512},
 }
 distil.SHARD = selfdata.SHARD = 24  # several shards, although there is little to write
 selfdata.PROMPT_TOKENS = 96
@@ -201,8 +203,9 @@ def durations(config: FinetuneConfig, began: float) -> dict[str, float]:
 
 
 def digest(config: FinetuneConfig) -> str:
-    """Of the weights, as they are used and as they were trained."""
-    files = [Path(config.output) / folder / WEIGHTS_NAME for folder in ("heads", "train")]
+    """Of the weights, as they are used (an adapter among them) and as they were trained."""
+    output = Path(config.output)
+    files = [*sorted((output / "heads").rglob("*.safetensors")), output / "train" / WEIGHTS_NAME]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
