@@ -221,15 +221,17 @@ def check_loaded(heads: DraftHeads, stored: dict[str, torch.Tensor], name: str) 
 
 
 def check_trained(start: dict[str, torch.Tensor], heads: DraftHeads) -> None:
-    """Every head has moved (those that are tied are one), and no tensor is empty.
+    """Every head has moved (those that are tied are one), and no tensor is empty or holds what is no number.
 
     Raises:
-        MedusaError: If one has not: it had no target in the data, or no gradient.
+        MedusaError: If one has not: it had no target in the data, or no gradient; or if the last step broke weights.
     """
     moved = [False] * heads.num_sets
     for key, tensor in heads.state_dict().items():
         if tensor.numel() == 0:
             raise MedusaError(f"tensor {key} is empty after training")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise MedusaError(f"tensor {key} is not finite after training; lower learning_rate")
         if key.startswith("heads."):
             moved[int(key.split(".")[1])] |= not torch.equal(tensor, start[key])
     if not all(moved):

@@ -1,11 +1,12 @@
 """Kill -9 at random moments of every stage, again and again: are the heads bit-equal to those of an undisturbed run?
 
-python scripts/kill_check.py [--rounds 10] [--seed 0] [--runs self distil] [--keep FOLDER]
+python scripts/kill_check.py [--rounds 10] [--seed 0] [--runs self distil joint] [--keep FOLDER]
 
-A tiny random model, two runs: `self` (the model writes prompts and answers; losses from its probabilities, so that the
-teacher stage has something to do) and `distil` (it answers given prompts). In every round each stage of a run is killed
-once, at a moment drawn from its usual duration, and the run is started again; in the end the weights are compared.
-Exits with 1 if any differ. Processes are forked, so that a start costs no imports.
+A tiny random model, three runs: `self` (the model writes prompts and answers; losses from its probabilities, so that
+the teacher stage has something to do), `distil` (it answers given prompts) and `joint` (given answers; an adapter on
+the target is trained with the heads). In every round each stage of a run is killed once, at a moment drawn from its
+usual duration, and the run is started again; in the end the weights are compared. Exits with 1 if any differ. Processes
+are forked, so that a start costs no imports.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 from medusa_spec.checkpoint import WEIGHTS_NAME
+from medusa_spec.finetune import distil, selfdata
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.pipeline import STAGES, run_pipeline
 from medusa_spec.testing import save_tiny_model
@@ -51,9 +53,12 @@ COMMON: dict[str, Any] = {
     "eval_new_tokens": 8,
 }
 RUNS: dict[str, dict[str, Any]] = {
-    "self": {"data": ("self",), "self_conversations": 300, "self_new_tokens": 24, "loss": "kl", "ema": 0.9},
+    "self": {"data": ("self",), "self_conversations": 96, "self_new_tokens": 24, "loss": "kl", "ema": 0.9},
     "distil": {"distil": True, "distil_new_tokens": 24, "kind": "hydra", "gradient_accumulation": 2},
+    "joint": {"target_rank": 2, "joint_epochs": 1, "joint_batch_tokens": 512},
 }
+distil.SHARD = selfdata.SHARD = 24  # several shards, although there is little to write
+selfdata.PROMPT_TOKENS = 96
 PATIENCE = 300.0
 """Seconds after which a run counts as hanging."""
 
@@ -66,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wrong = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.keep or scratch)
-        prepare(folder)
+        wait_for(forked(lambda: prepare(folder), folder / "log.txt"), folder / "log.txt")
         for name in options.runs:
             expected, seconds = undisturbed(folder, name)
             print(f"{name}: undisturbed {expected[:16]}, seconds by stage {seconds}", flush=True)
@@ -100,7 +105,7 @@ def settings(folder: Path, name: str, run: str) -> FinetuneConfig:
 
 
 def undisturbed(folder: Path, name: str) -> tuple[str, dict[str, float]]:
-    """Runs twice: what comes out, and seconds of each stage of the second time, when all is warm.
+    """Runs twice: what comes out, and seconds of each stage, the fewer of both: kills are to come before it is through.
 
     Raises:
         RuntimeError: If the two differ.
@@ -112,7 +117,8 @@ def undisturbed(folder: Path, name: str) -> tuple[str, dict[str, float]]:
         found.append((digest(config), durations(config, began)))
     if found[0][0] != found[1][0]:
         raise RuntimeError(f"two undisturbed runs of {name} differ, so there is nothing to compare with")
-    return found[1]
+    (expected, first), (_, second) = found
+    return expected, {stage: min(first[stage], second[stage]) for stage in first}
 
 
 def start(config: FinetuneConfig) -> int:
@@ -121,15 +127,21 @@ def start(config: FinetuneConfig) -> int:
     Returns:
         Its id.
     """
-    Path(config.output).mkdir(parents=True, exist_ok=True)
+    return forked(lambda: run_pipeline(config), log_of(config))
+
+
+def forked(work: Callable[[], Any], log: Path) -> int:
+    """Does something in a copy of this process, which itself must never have started a thread: a copy has none, but
+    has the locks that they held."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     child = os.fork()
     if child:
         return child
-    log = os.open(Path(config.output) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
     try:
-        run_pipeline(config)
+        work()
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 (whatever it was, the process must end here)
         print(f"failed: {error!r}", file=sys.stderr, flush=True)
@@ -137,14 +149,19 @@ def start(config: FinetuneConfig) -> int:
 
 
 def finish(config: FinetuneConfig) -> None:
-    """Runs what is left, to the end.
+    """Runs what is left, to the end."""
+    wait_for(start(config), log_of(config))
+
+
+def wait_for(child: int, log: Path) -> None:
+    """Until a process has ended.
 
     Raises:
         RuntimeError: If it fails.
     """
-    code = os.waitstatus_to_exitcode(os.waitpid(start(config), 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code:
-        raise RuntimeError(f"{config.output} ended with {code}: {last_words(config)}")
+        raise RuntimeError(f"ended with {code}: {last_words(log)}")
 
 
 def kill(config: FinetuneConfig, stage: str, after: float) -> str:
@@ -157,7 +174,7 @@ def kill(config: FinetuneConfig, stage: str, after: float) -> str:
     marks = [output / f"{stage}.begun.json", output / f"{stage}.done.json"]
     while not any(mark.exists() for mark in marks):
         if os.waitpid(child, os.WNOHANG)[0] or time.monotonic() - began > PATIENCE:
-            raise RuntimeError(f"{output} never came to the stage {stage}: {last_words(config)}")
+            raise RuntimeError(f"{output} never came to the stage {stage}: {last_words(log_of(config))}")
         time.sleep(0.001)
     time.sleep(after)
     os.kill(child, signal.SIGKILL)
@@ -165,9 +182,14 @@ def kill(config: FinetuneConfig, stage: str, after: float) -> str:
     return f"{stage} {'was through' if marks[1].exists() else f'after {after * 1000:.0f} ms'}"
 
 
-def last_words(config: FinetuneConfig) -> str:
+def log_of(config: FinetuneConfig) -> Path:
+    """Where a run's words go."""
+    return Path(config.output) / "log.txt"
+
+
+def last_words(log: Path) -> str:
     """The end of what a run has said."""
-    return (Path(config.output) / "log.txt").read_text(errors="replace")[-2000:]
+    return log.read_text(errors="replace")[-2000:]
 
 
 def durations(config: FinetuneConfig, began: float) -> dict[str, float]:
@@ -181,8 +203,9 @@ def durations(config: FinetuneConfig, began: float) -> dict[str, float]:
 
 
 def digest(config: FinetuneConfig) -> str:
-    """Of the weights, as they are used and as they were trained."""
-    files = [Path(config.output) / folder / WEIGHTS_NAME for folder in ("heads", "train")]
+    """Of the weights, as they are used (an adapter among them) and as they were trained."""
+    output = Path(config.output)
+    files = [*sorted((output / "heads").rglob("*.safetensors")), output / "train" / WEIGHTS_NAME]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -23,16 +23,16 @@ def script() -> Any:
 @pytest.mark.slow
 def test_a_run_killed_once_in_every_stage_ends_with_the_same_weights() -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--rounds", "1", "--runs", "distil"],
+        [sys.executable, str(SCRIPT), "--rounds", "1", "--runs", "joint"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "distil, round 0: equal" in done.stdout and done.stdout.endswith("0 of 1 rounds ended with other weights\n")
+    assert "joint, round 0: equal" in done.stdout and done.stdout.endswith("0 of 1 rounds ended with other weights\n")
     line = next(line for line in done.stdout.splitlines() if "round 0" in line)
-    assert all(f"{stage} " in line for stage in ("distil", "data", "states", "train", "calibrate", "report"))
+    assert all(f"{stage} " in line for stage in ("data", "states", "train", "joint", "calibrate", "report"))
 
 
 def test_every_stage_belongs_to_one_of_the_runs(tmp_path: Path) -> None:
@@ -41,4 +41,5 @@ def test_every_stage_belongs_to_one_of_the_runs(tmp_path: Path) -> None:
     configs = [module.settings(tmp_path, name, "run") for name in module.RUNS]
     assert any(config.data == ("self",) for config in configs) and any(config.distil for config in configs)
     assert any(config.kept_logits for config in configs)  # the teacher stage
-    assert set(module.STAGES) == {"self", "distil", "data", "states", "teacher", "train", "calibrate", "report"}
+    assert any(config.joint for config in configs)
+    assert set(module.STAGES) == set("self distil data states teacher train joint calibrate report".split())

@@ -76,6 +76,12 @@ def test_one_name_is_one_data_set() -> None:
     assert make(data="chats.jsonl").data == ("chats.jsonl",)
 
 
+def test_trackers_are_names_and_none_is_none() -> None:
+    assert make(report_to="tensorboard").report_to == ("tensorboard",)
+    assert make(report_to=["wandb", "tensorboard"]).report_to == ("wandb", "tensorboard")
+    assert make(report_to="none").report_to == make().report_to == ()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -83,6 +89,8 @@ def test_one_name_is_one_data_set() -> None:
         ({"num_heads": 0}, "num_heads must be an integer of 1 or more, got 0"),
         ({"epochs": 1.5}, "epochs"),
         ({"save_steps": True}, "save_steps"),
+        ({"gradient_accumulation": 0}, "gradient_accumulation must be an integer of 1 or more, got 0"),
+        ({"eval_prompts": -1}, "eval_prompts must be an integer of 0 or more"),
         ({"held_out": 0.0}, "held_out must be a share"),
         ({"learning_rate": 0}, "learning_rate"),
         ({"warmup": 1.0}, "warmup"),

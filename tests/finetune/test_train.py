@@ -103,6 +103,20 @@ def test_a_head_that_did_not_move_is_named(finished: FinetuneConfig) -> None:
     check_trained(before, heads)
 
 
+def test_weights_that_the_last_step_broke_are_named(finished: FinetuneConfig) -> None:
+    heads = start(finished, finished)
+    before = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
+    with torch.no_grad():
+        heads.heads[1].blocks[0].linear.bias[3] = float("inf")
+    with pytest.raises(MedusaError, match="tensor heads.1.blocks.0.linear.bias is not finite after training"):
+        check_trained(before, heads)
+
+
+def test_pieces_of_a_step_are_named_among_the_settings_where_there_are_several(finished: FinetuneConfig) -> None:
+    assert "gradient_accumulation" not in settings(finished)
+    assert settings(replace(finished, gradient_accumulation=2))["gradient_accumulation"] == 2
+
+
 def test_settings_at_their_default_are_those_of_earlier_runs(finished: FinetuneConfig) -> None:
     assert not {"loss", "ema", "learning_rates", "teacher"} & settings(finished).keys()
     changed = settings(replace(finished, ema=0.5, learning_rates={"blocks": 2.0}))

@@ -74,6 +74,14 @@ def test_what_is_read_and_left_out_becomes_settings(runs: list[Any]) -> None:
     assert default == FinetuneConfig(model="m", data=("a",), output="o")
 
 
+def test_what_is_watched_and_in_how_many_pieces_become_settings(runs: list[Any]) -> None:
+    options = "--model m --data a --output o --gradient-accumulation 4 --batch-positions 512 --eval-prompts 0"
+    assert _run(*options.split(), "--report-to", "tensorboard", "--report-to", "wandb") == 0
+    config = runs[0][1]
+    assert (config.gradient_accumulation, config.batch_positions, config.eval_prompts) == (4, 512, 0)
+    assert config.report_to == ("tensorboard", "wandb")
+
+
 def test_a_family_and_its_options_become_settings(runs: list[Any]) -> None:
     options = "--model m --data a --output o --kind recurrent --option tied=false --option inner_size=16"
     assert _run(*options.split()) == 0
