@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from medusa_spec.finetune.losses import CHUNK_ELEMENTS
+from medusa_spec.finetune.losses import CHUNK_ELEMENTS, finished_logits
 
 LK_DECAY = 3.0
 """How fast `lk` moves from the divergence to the acceptance rate as the heads get better: η of the paper."""
@@ -72,14 +72,7 @@ class _LinearDistillation(torch.autograd.Function):
         rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
         for start in range(0, len(z), rows):
             piece = slice(start, start + rows)
-            logits = torch.nn.functional.linear(z[piece], weight, bias)
-            slope = None
-            if scale != 1.0:
-                logits *= scale
-            if softcap is not None:
-                logits = torch.tanh(logits / softcap)
-                slope = 1 - logits * logits
-                logits *= softcap
+            logits, slope = finished_logits(z[piece], weight, bias, scale, softcap)
             lse = logits.logsumexp(dim=1, keepdim=True)
             log_q = logits.gather(1, index[piece]) - lse
             softmax = logits.sub_(lse).clamp_min_(2 * math.log(LEAST)).exp_()

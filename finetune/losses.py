@@ -8,6 +8,21 @@ CHUNK_ELEMENTS = 8 << 20
 """Logits alive at a time: 32 MB in float32."""
 
 
+def finished_logits(
+    z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: float, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Logits [T, V] of features [T, H] after the target's own post-processing, see `Projection`; and the soft-cap's
+    slope at each, None without one."""
+    logits = torch.nn.functional.linear(z, weight, bias)
+    if scale != 1.0:
+        logits *= scale
+    if softcap is None:
+        return logits, None
+    logits = torch.tanh(logits / softcap)
+    slope = 1 - logits * logits
+    return logits.mul_(softcap), slope
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropies of softmax(finish(z W^T + b)), its gradients computed on the way.
 
@@ -33,14 +48,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
         for start in range(0, len(z), rows):
             part, truth = z[start : start + rows], index[start : start + rows, None]
-            logits = torch.nn.functional.linear(part, weight, bias)
-            slope = None
-            if scale != 1.0:
-                logits *= scale
-            if softcap is not None:
-                logits = torch.tanh(logits / softcap)
-                slope = 1 - logits * logits
-                logits *= softcap
+            logits, slope = finished_logits(part, weight, bias, scale, softcap)
             lse = logits.logsumexp(dim=1, keepdim=True)
             total += (lse - logits.gather(1, truth)).sum()
             grad = logits.sub_(lse).exp_()
