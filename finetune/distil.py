@@ -123,12 +123,13 @@ class _Open:
         self.record = record
         self.turns: list[Message] = []
         self.tokens, self.finished, self.loops = 0, True, False
-        self._rest = deque(record.messages)
+        self._rest, self._asked = deque(record.messages), False
         self._take()
 
     def _take(self) -> None:
-        """What stands before the next answer."""
-        while self._rest and self._rest[0]["role"] != "assistant":
+        """What stands before the next answer; a greeting, before anybody asked, is none."""
+        while self._rest and not (self._rest[0]["role"] == "assistant" and self._asked):
+            self._asked |= self._rest[0]["role"] != "assistant"
             self.turns.append(self._rest.popleft())
         if self._rest:
             self._rest.popleft()

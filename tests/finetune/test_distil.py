@@ -67,6 +67,19 @@ def test_every_answer_is_the_targets_own_greedy_one(config: FinetuneConfig) -> N
     assert {record.get("source") for record in written} == {"prompts", None}
 
 
+def test_a_greeting_before_anybody_asked_is_kept_as_it_stands(config: FinetuneConfig, tmp_path: Path) -> None:
+    """It is no answer: behind it the target answers what is asked."""
+    turns = [("assistant", "hello"), ("user", "red cat"), ("assistant", "nobody says this")]
+    path = tmp_path / "greeted.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+    greeted = FinetuneConfig.from_dict(config.to_dict() | {"data": str(path), "output": str(tmp_path / "greeted")})
+    target = Target(greeted)
+    run_distil(greeted, target)
+    ((first, second, answer),) = [record["messages"] for record in lines(greeted)]
+    assert first["content"] == "hello" and second["content"] == "red cat"
+    assert answer["content"] == greedy(target, [first, second])[0]
+
+
 def test_a_stopped_and_resumed_run_writes_the_same(
     config: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
