@@ -15,7 +15,7 @@ from medusa_spec.prepared import attention, gated_mlp
 from medusa_spec.prepared.decoder import FastDecoder, fasten_decoder
 from medusa_spec.prepared.decoder_layer import fasten_decoder_layer
 from medusa_spec.prepared.joined import JoinedLinear, pack_together
-from medusa_spec.prepared.kernels import COLUMNS, ELEMENTS
+from medusa_spec.prepared.kernels import ELEMENTS, block_width
 from medusa_spec.prepared.memory import large_pages, leave_mapped_files
 from medusa_spec.prepared.norm import fasten_norm
 from medusa_spec.prepared.packed_layer import pack_layer, restore
@@ -171,7 +171,7 @@ def _joinable(group: list[Any], layers: list[nn.Linear], taken: set[int]) -> boo
     if len({id(layer) for layer in group} & known) < len(group):
         return False
     alike = {(layer.in_features, layer.weight.dtype) for layer in group}
-    whole = all(layer.out_features % COLUMNS == 0 for layer in group[:-1])
+    whole = all(layer.out_features % block_width() == 0 for layer in group[:-1])
     return len(alike) == 1 and whole and min(min(layer.weight.shape) for layer in group) > 1
 
 

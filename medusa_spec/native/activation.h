@@ -1,4 +1,4 @@
-/* exp and what is made of it, sixteen at a time; the same result for a value wherever it stands. */
+/* exp and what is made of it, a vector at a time; the same result for a value wherever it stands. */
 #ifndef ACTIVATION_H
 #define ACTIVATION_H
 #include <math.h>

@@ -53,15 +53,25 @@ static void lay_out(const struct attention *c, long node, float *queries) {
 }
 
 #if defined(__clang__) || __GNUC__ >= 12
-/* Four perfect shuffles of 256 numbers turn 16 rows into 16 columns. */
+#if LANES == 16
+#define FIRST_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define SECOND_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif LANES == 8
+#define FIRST_HALVES 0, 8, 1, 9, 2, 10, 3, 11
+#define SECOND_HALVES 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define FIRST_HALVES 0, 4, 1, 5
+#define SECOND_HALVES 2, 6, 3, 7
+#endif
+
+/* As many perfect shuffles as LANES has bits turn rows into columns. */
 static void transpose(floats v[LANES]) {
-    for (int round = 0; round < 4; round++) {
+    for (int round = LANES; round > 1; round /= 2) {
         floats next[LANES];
         for (int i = 0; i < LANES / 2; i++) {
             const floats a = v[i], b = v[i + LANES / 2];
-            next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            next[2 * i + 1] =
-                __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            next[2 * i] = __builtin_shufflevector(a, b, FIRST_HALVES);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, SECOND_HALVES);
         }
         memcpy(v, next, sizeof next);
     }
@@ -77,7 +87,7 @@ static void transpose(floats v[LANES]) {
 }
 #endif
 
-/* Up to 32 keys [count, dim] as columns [padded dim, 32]; what is missing is zero. */
+/* Up to COLUMNS keys [count, dim] as columns [padded dim, COLUMNS]; what is missing is zero. */
 static void columns_of(const element *keys, long count, long dim, float *to) {
     for (long half = 0; half < COLUMNS; half += LANES)
         for (long i = 0; i < dim; i += LANES) {
@@ -94,7 +104,7 @@ static inline floats scaled(const struct attention *c, floats score) {
     return c->softcap > 0 ? c->softcap * tanh_of(score / c->softcap) : score;
 }
 
-/* Scores of all queries of a head with 32 keys. */
+/* Scores of all queries of a head with a block of keys. */
 static void score(const struct attention *c, const float *queries, long rows, long padded, const float *keys,
                   float *scores, long stride) {
     floats low[ROWS], high[ROWS];
@@ -112,15 +122,15 @@ static void score(const struct attention *c, const float *queries, long rows, lo
     }
 }
 
-typedef int64_t longs __attribute__((vector_size(64)));
-typedef uint64_t sums __attribute__((vector_size(64))); /* unsigned: the shares of nan are anything, and may wrap */
-typedef float eight __attribute__((vector_size(32)));
+typedef int64_t longs __attribute__((vector_size(WIDTH)));
+typedef uint64_t sums __attribute__((vector_size(WIDTH))); /* unsigned: the shares of nan are anything, and may wrap */
+typedef float some_floats __attribute__((vector_size(WIDTH / 2)));
 
 #define SHARE 1099511627776.0f /* 2^40: the largest weight, 1, as an integer */
 
-/* Adds sixteen weights as integers, whose sum has no order. */
+/* Adds weights as integers, whose sum has no order. */
 static inline sums add_shares(sums total, floats weights) {
-    eight half[2];
+    some_floats half[2];
     memcpy(half, &weights, sizeof half);
     return total + (sums)__builtin_convertvector(half[0] * SHARE, longs) +
            (sums)__builtin_convertvector(half[1] * SHARE, longs);
@@ -151,7 +161,7 @@ static float weigh(const struct attention *c, float *scores, long stride, long n
         shares = add_shares(shares, value);
     }
     uint64_t total = sink ? (uint64_t)(exp_of(spread(*sink - top))[0] * SHARE) : 0;
-    for (int i = 0; i < 8; i++) total += shares[i];
+    for (int i = 0; i < LANES / 2; i++) total += shares[i];
     return (float)((double)SHARE / (double)total);
 }
 
@@ -161,7 +171,7 @@ static void put_out(const struct attention *c, long at, floats value, long count
     else put_wide(c->wide + at, value, count);
 }
 
-/* 32 columns of a head's output: weights times values. */
+/* COLUMNS of a head's output: weights times values. */
 static void gather(const struct attention *c, const float *weights, const float *inverse, long stride, long head,
                    long column) {
     const long groups = c->q_heads / c->kv_heads, rows = groups * c->nodes, count = c->end + c->nodes - c->first;
@@ -175,7 +185,7 @@ static void gather(const struct attention *c, const float *weights, const float 
         memset(high, 0, sizeof high);
         if (width >= COLUMNS) {
             tile_of((int)some, PLAIN, x, stride, count, values, c->dim * sizeof(element), low, high);
-        } else { /* head sizes that are no multiple of 32 */
+        } else { /* head sizes that are no multiple of COLUMNS */
             for (long i = 0; i < some; i++) {
                 for (long k = 0; k < count; k++) {
                     low[i] += get_some(values + k * c->dim, width) * x[i * stride + k];

@@ -1,18 +1,26 @@
 /* The numbers that the kernels read and write: bfloat16 or float32, always computed with in float32.
  *
  * Every source is compiled once per element type; NAME(f) is f_bf16 or f_f32. Vectors are GCC's and clang's: AVX-512,
- * AVX2 and NEON come from -march=native.
+ * AVX2 and NEON come from -march=native. They are as wide as the registers: wider ones are kept in memory by compilers,
+ * at a thirtieth of the speed.
  */
 #ifndef ELEMENT_H
 #define ELEMENT_H
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16
-typedef float floats __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
-typedef uint32_t words __attribute__((vector_size(64)));
-typedef uint16_t halves __attribute__((vector_size(32)));
+#if defined(__AVX512F__)
+#define WIDTH 64 /* bytes of a register */
+#elif defined(__AVX__)
+#define WIDTH 32
+#else
+#define WIDTH 16
+#endif
+#define LANES (WIDTH / 4)
+typedef float floats __attribute__((vector_size(WIDTH)));
+typedef int32_t ints __attribute__((vector_size(WIDTH)));
+typedef uint32_t words __attribute__((vector_size(WIDTH)));
+typedef uint16_t halves __attribute__((vector_size(WIDTH / 2)));
 
 #ifdef ELEMENT_BF16
 #define NAME(function) function##_bf16
@@ -51,7 +59,7 @@ static inline floats get(const element *from) {
 static inline void put(element *to, floats value) { memcpy(to, &value, sizeof value); }
 #endif
 
-/* The first `count` of 16 elements; the others are zero, or left alone. */
+/* The first `count` of a vector of elements; the others are zero, or left alone. */
 static inline floats get_some(const element *from, long count) {
     if (count >= LANES) return get(from);
     element padded[LANES] = {0};

@@ -5,10 +5,13 @@
  * Here W is read once per tile of rows, widened to float32 in registers, and accumulated in float32; the result is
  * rounded once.
  *
- * Layout of packed W: blocks of 32 outputs; in a block, for each input k, its 32 weights in the order of tile.h.
+ * Layout of packed W: blocks of COLUMNS outputs; in a block, for each input k, its weights in the order of tile.h.
  */
 #include "team.h"
 #include "tile.h"
+
+/* Outputs of a block, which differ with the width of the registers. */
+long NAME(columns)(void) { return COLUMNS; }
 
 static floats get_bias(const struct linear *l, long first) {
     float padded[LANES] = {0};

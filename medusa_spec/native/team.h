@@ -83,7 +83,7 @@ struct attention {
     const uint8_t *mask;   /* [nodes, boundary + nodes] */
     element *out;          /* [nodes, q_heads * dim], or NULL for wide */
     float *wide;           /* the same as floats, already rounded */
-    float *scratch;        /* floats: q_heads * nodes * (dim up to 16 + keys up to 32 + 1), of each row */
+    float *scratch;        /* floats: q_heads * nodes * (dim up to LANES + keys up to COLUMNS + 1), of each row */
     long nodes, q_heads, kv_heads, dim, rotary; /* nodes: of all rows */
     long batch;              /* rows, where there are some */
     long head_stride;        /* elements from one head of the cache to the next */
@@ -110,7 +110,7 @@ void NAME(linear_team)(struct team *team, const struct linear *linear, const flo
                        long rows);
 
 /* activation(gate) * up of x [rows, inputs], to floats [rows, width], rounded to elements. The layer is gate and up
- * packed side by side, 2 * width outputs, width a multiple of 32. */
+ * packed side by side, 2 * width outputs, width a multiple of COLUMNS. */
 void NAME(gated_team)(struct team *team, const struct linear *gate_up, const float *x, float *wide, long rows, int activation);
 
 /* See attention.c. */

@@ -1,4 +1,5 @@
-/* Products of a few rows with 32 columns, the columns in registers: what a linear layer and attention are made of.
+/* Products of a few rows with two vectors of columns, the sums in registers: what a linear layer and attention are made
+ * of.
  *
  * A result depends on its own row and column alone: sums run over `depth` in order, whatever the number of rows. So a
  * pass over N nodes gives the same bits as N passes over one.
@@ -7,18 +8,18 @@
 #define TILE_H
 #include "element.h"
 
-#define COLUMNS 32
-#ifdef __AVX512F__
-#define ROWS 14 /* rows at once: 28 accumulators of 64 bytes, of 32 registers */
+#define COLUMNS (2 * LANES)
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define ROWS 14 /* rows at once: 28 sums, of 32 registers */
 #else
-#define ROWS 4
+#define ROWS 6 /* 12 sums, of 16 registers */
 #endif
-#define AHEAD 128 /* bf16 lines ahead of the one in use, 8 KB: the memory is read while the registers multiply */
+#define AHEAD 8192 /* bytes of weights ahead of those in use: the memory is read while the registers multiply */
 
 enum layout { PACKED, PLAIN, FLOATS };
 
-/* Columns 0..15 and 16..31 at one place of the depth. PACKED bf16 puts them at even and odd places, so that one 64-byte
- * load yields two vectors by a shift and a mask; PLAIN are elements as they stand in a tensor, FLOATS floats. */
+/* The first and the second half of the columns at one place of the depth. PACKED bf16 puts them at even and odd places,
+ * so that one load yields two vectors by a shift and a mask; PLAIN are elements as they stand in a tensor, FLOATS floats. */
 static inline __attribute__((always_inline)) void columns(enum layout layout, const void *at, floats *low,
                                                            floats *high) {
     if (layout == FLOATS) {
@@ -39,8 +40,8 @@ static inline __attribute__((always_inline)) void columns(enum layout layout, co
     *high = get((const element *)at + LANES);
 }
 
-/* Adds R rows of x [R, depth] times w [depth, 32] to low and high; `step` is the distance of w's rows in bytes. R and layout are constants at
- * every call, so the loops unroll. */
+/* Adds R rows of x [R, depth] times w [depth, COLUMNS] to low and high; `step` is the distance of w's rows in bytes. R and
+ * layout are constants at every call, so the loops unroll. */
 static inline __attribute__((always_inline)) void tile(const int R, const enum layout layout, const float *x,
                                                         long x_stride, long depth, const void *w, long step,
                                                         floats *low, floats *high) {
@@ -50,7 +51,7 @@ static inline __attribute__((always_inline)) void tile(const int R, const enum l
         const char *at = (const char *)w + k * step;
         floats left, right;
         columns(layout, at, &left, &right);
-        if (layout == PACKED) __builtin_prefetch(at + AHEAD * 64, 0, 2); /* never faults, past the end neither */
+        if (layout == PACKED) __builtin_prefetch(at + AHEAD, 0, 2); /* never faults, past the end neither */
         for (int r = 0; r < R; r++) {
             const float value = x[r * x_stride + k];
             a[r] += left * value;
@@ -66,9 +67,9 @@ static inline __attribute__((always_inline)) void tile_of(int rows, const enum l
                                                            long x_stride, long depth, const void *w, long step,
                                                            floats *low, floats *high) {
     switch (rows) {
-        TILE(1) TILE(2) TILE(3) TILE(4)
-#if ROWS > 4
-        TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
+        TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
+#if ROWS > 6
+        TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
 #endif
     }
 }

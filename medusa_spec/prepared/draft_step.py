@@ -10,7 +10,7 @@ from medusa_spec.heads.autoregressive import AutoregressiveHead, StepParts
 from medusa_spec.heads.draft_layer import DraftLayer
 from medusa_spec.heads.view import UnrolledView
 from medusa_spec.prepared.joined import JoinedLinear, pack_together
-from medusa_spec.prepared.kernels import ACTIVATIONS, COLUMNS, DraftCall, LinearCall, NormCall, kernels, takes
+from medusa_spec.prepared.kernels import ACTIVATIONS, DraftCall, LinearCall, NormCall, block_width, kernels, takes
 from medusa_spec.prepared.norm import NormRecord, fasten_norm
 from medusa_spec.prepared.packed_layer import pack_layer
 from medusa_spec.prepared.swap import RECORD, sample
@@ -144,7 +144,7 @@ def _known(parts: StepParts) -> bool:
     if not all(norm is None or RECORD in norm.__dict__ for norm in norms):
         return False
     widths = (own.q_proj.out_features, own.k_proj.out_features, mlp.gate_proj.out_features)
-    return kernels(own.q_proj.weight.dtype) is not None and not any(width % COLUMNS for width in widths)
+    return kernels(own.q_proj.weight.dtype) is not None and not any(width % block_width() for width in widths)
 
 
 class _SampleView(UnrolledView):

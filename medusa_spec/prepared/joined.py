@@ -49,7 +49,7 @@ def pack_together(layers: Sequence[Any], into: torch.Tensor | None = None) -> to
     """Packs frozen layers of one input side by side.
 
     Args:
-        layers: As `pack_layer` takes them; all but the last with a multiple of 32 outputs.
+        layers: As `pack_layer` takes them; all but the last with a multiple of `block_width()` outputs.
         into: Memory of exactly their size; None takes new one.
 
     Returns:

@@ -10,9 +10,6 @@ import torch
 
 from medusa_spec.native.build import library
 
-COLUMNS = 32
-"""Outputs per block of packed weights, and keys per block of scores; see native/tile.h."""
-
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "f32"}
 """Element types that the kernels are compiled for."""
 
@@ -115,6 +112,15 @@ class Kernels:
     layers_scratch: Function
     draft: Function
     draft_scratch: Function
+
+
+@cache
+def block_width() -> int:
+    """Outputs per block of packed weights on this machine, twice the floats of a register; see native/tile.h.
+
+    Ask `kernels` first: without a library there are no blocks.
+    """
+    return int(library().handle.columns_f32())  # type: ignore[union-attr]
 
 
 @cache

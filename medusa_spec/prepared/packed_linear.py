@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from medusa_spec.prepared.kernels import COLUMNS, ELEMENTS, kernels
+from medusa_spec.prepared.kernels import ELEMENTS, block_width, kernels
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
@@ -16,7 +16,7 @@ def available(dtype: torch.dtype = torch.bfloat16) -> bool:
 
 def packed_size(outputs: int, inputs: int) -> int:
     """Elements that packed weights take: the last block of outputs is padded."""
-    return -(-outputs // COLUMNS) * COLUMNS * inputs
+    return -(-outputs // block_width()) * block_width() * inputs
 
 
 def pack(weight: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -27,39 +27,41 @@ def pack(weight: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor
         into: Flat tensor of `packed_size` elements to write to; None makes one.
 
     Returns:
-        [blocks, inputs, 32], where the 32 outputs of a block stand in order for float32, and for bfloat16 as
-        0, 16, 1, 17, …, the last block padded with zeros.
+        [blocks, inputs, `block_width()`], where the outputs of a block stand in order for float32, and for bfloat16
+        those of its two halves alternate (0, 16, 1, 17, … where the width is 32), the last block padded with zeros.
     """
     outputs, inputs = weight.shape
-    blocks = -(-outputs // COLUMNS)
+    width = block_width()
+    blocks = -(-outputs // width)
     if into is None:
-        into = torch.empty(blocks * COLUMNS * inputs, dtype=weight.dtype, device="cpu")
+        into = torch.empty(blocks * width * inputs, dtype=weight.dtype, device="cpu")
     padded = weight.detach()
-    if outputs < blocks * COLUMNS:
-        padded = weight.new_zeros(blocks * COLUMNS, inputs)
+    if outputs < blocks * width:
+        padded = weight.new_zeros(blocks * width, inputs)
         padded[:outputs] = weight.detach()
-    packed = into.view(blocks, inputs, COLUMNS)
+    packed = into.view(blocks, inputs, width)
     packed.view(_order(blocks, inputs, weight.dtype)).copy_(_blocked(padded, blocks, inputs))
     return packed
 
 
 def unpack(packed: torch.Tensor, outputs: int) -> torch.Tensor:
     """The inverse of `pack`, bit for bit: [outputs, inputs]."""
-    blocks, inputs = packed.shape[:2]
-    dense = torch.empty(blocks * COLUMNS, inputs, dtype=packed.dtype, device="cpu")
+    blocks, inputs, width = packed.shape
+    dense = torch.empty(blocks * width, inputs, dtype=packed.dtype, device="cpu")
     _blocked(dense, blocks, inputs).copy_(packed.view(_order(blocks, inputs, packed.dtype)))
-    return dense[:outputs].clone() if outputs < blocks * COLUMNS else dense
+    return dense[:outputs].clone() if outputs < blocks * width else dense
 
 
 def _order(blocks: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    return (blocks, inputs, 16, 2) if dtype == torch.bfloat16 else (blocks, inputs, 32, 1)
+    width = block_width()
+    return (blocks, inputs, width // 2, 2) if dtype == torch.bfloat16 else (blocks, inputs, width, 1)
 
 
 def _blocked(dense: torch.Tensor, blocks: int, inputs: int) -> torch.Tensor:
     """A view of dense weights whose last three axes are in the order of the packed ones."""
     if dense.dtype == torch.bfloat16:
-        return dense.view(blocks, 2, 16, inputs).permute(0, 3, 2, 1)
-    return dense.view(blocks, 32, inputs).permute(0, 2, 1).unsqueeze(-1)
+        return dense.view(blocks, 2, -1, inputs).permute(0, 3, 2, 1)
+    return dense.view(blocks, -1, inputs).permute(0, 2, 1).unsqueeze(-1)
 
 
 class PackedLinear:
@@ -81,11 +83,11 @@ class PackedLinear:
     def joined(cls, parts: Sequence["PackedLinear"], memory: torch.Tensor) -> "PackedLinear":
         """Several layers of one input as one, over the memory in which they lie packed one behind the other.
 
-        All but the last must have a multiple of 32 outputs.
+        All but the last must have a multiple of `block_width()` outputs.
         """
         made = cls.__new__(cls)
         made.outputs, made.inputs = sum(part.outputs for part in parts), parts[0].inputs
-        made._bind(memory.view(-1, made.inputs, COLUMNS))
+        made._bind(memory.view(-1, made.inputs, block_width()))
         return made
 
     def _bind(self, packed: torch.Tensor) -> None:

@@ -212,8 +212,8 @@ def test_far_positions_are_the_modules() -> None:
 # --- what it leaves to the modules ------------------------------------------------------------------------------------
 
 ODD = {
-    "keys": {"num_key_value_heads": 1},
-    "queries": {"num_attention_heads": 5, "num_key_value_heads": 5},
+    "keys": {"num_key_value_heads": 1, "head_dim": 12},
+    "queries": {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 12},
     "inner": {"intermediate_size": 100},
 }
 

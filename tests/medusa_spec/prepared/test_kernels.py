@@ -21,6 +21,7 @@ from medusa_spec.prepared.kernels import (
     LinearCall,
     NormCall,
     RowCall,
+    block_width,
     kernels,
     readable,
     takes,
@@ -165,13 +166,20 @@ def test_the_layer_kernel_asks_for_room_for_its_parts(dtype):
     linears = {name: LinearCall(inputs=inputs, outputs=outputs) for name, (inputs, outputs) in sizes.items()}
     call = LayerCall(hidden=48, attention=attention, **linears)
     asked = kernels(dtype).attention_scratch
-    assert asked(attention) == 4 * 5 * (32 + 64 + 1)
+    assert asked(attention) == attention_room(attention, 5, 42)
     phases, room = 11 * 16, 5 * (96 + 192 + 48 + 64) + asked(attention)
     assert kernels(dtype).layers_scratch(ctypes.byref(call), 1) == room + phases
     assert kernels(dtype).layers_scratch((LayerCall * 3)(call, call, call), 3) == room + 3 * phases
     rows = (RowCall * 2)(RowCall(nodes=2, first=3, end=40), RowCall(nodes=3, end=90))
     attention.rows, attention.batch = ctypes.addressof(rows), 2
-    assert asked(attention) == 4 * (2 * (32 + 64 + 1) + 3 * (32 + 96 + 1))
+    assert asked(attention) == attention_room(attention, 2, 39) + attention_room(attention, 3, 93)
+
+
+def attention_room(attention: AttentionCall, nodes: int, keys: int) -> int:
+    """Floats: queries, scores and a factor for each; the former up to whole registers, the scores to whole blocks."""
+    block = block_width()
+    padded, stride = (-(-size // unit) * unit for size, unit in ((attention.dim, block // 2), (keys, block)))
+    return attention.q_heads * nodes * (padded + stride + 1)
 
 
 @needs_kernels
