@@ -1,8 +1,10 @@
 """Shapes of a draft: pure tensor and tuple maths, no models."""
 
+from medusa_spec.tree.candidates import Candidates as Candidates
 from medusa_spec.tree.growth import Growing as Growing
 from medusa_spec.tree.growth import Growth as Growth
 from medusa_spec.tree.mask import ancestor_mask as ancestor_mask
+from medusa_spec.tree.prices import Prices as Prices
 from medusa_spec.tree.search import best_tree as best_tree
 from medusa_spec.tree.search import expected_accepted as expected_accepted
 from medusa_spec.tree.search import nested_order as nested_order
@@ -17,9 +19,11 @@ from medusa_spec.tree.values import PathValues as PathValues
 from medusa_spec.tree.values import count_paths as count_paths
 
 __all__ = [
+    "Candidates",
     "Growing",
     "Growth",
     "PathValues",
+    "Prices",
     "TokenTree",
     "TreeShape",
     "TreeTemplate",

@@ -8,7 +8,7 @@ from operator import index
 import torch
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.tree import TokenTree, TreeShape
+from medusa_spec.tree import Prices, TokenTree, TreeShape
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +68,9 @@ class DraftSession(ABC):
 
     def forget(self) -> None:  # noqa: B027
         """Is told that the text will be shown again from its beginning: the target reads it anew."""
+
+    def price(self, prices: Prices) -> None:  # noqa: B027
+        """Is told before a `draft` what passes and tokens cost now, for trees that weigh their nodes."""
 
     def observe(self, tokens: Sequence[int]) -> None:  # noqa: B027 (most drafters need not override it)
         """Is told the tokens emitted by the last pass, before the next `draft`; the last of them will be its root."""

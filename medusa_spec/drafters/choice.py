@@ -85,11 +85,12 @@ class GrowthChoice(Choice):
         if not wanted or depth + 1 == self.deepest:
             return None
         self.nodes = wanted
-        rows = [row_of[self.growing.parents[node]] for node in wanted]
-        tokens = torch.tensor([self.growing.tokens[node] for node in wanted], device=logits.device)
+        candidates = self.growing.candidates
+        rows = [row_of[candidates.parents[node]] for node in wanted]
+        tokens = torch.tensor([candidates.tokens[node] for node in wanted], device=logits.device)
         return Chosen(rows=rows, tokens=tokens)
 
     def tree(self, root: int) -> TokenTree:
         """See `Choice`."""
-        shape, tokens = self.growing.finish()
-        return TokenTree(shape=shape, tokens=(root, *tokens))
+        chosen = self.growing.finish()
+        return TokenTree(shape=chosen.shape, tokens=(root, *chosen.tokens))

@@ -59,4 +59,4 @@ def test_temperature_and_coverage_make_guesses_less_sure() -> None:
     choice = GrowthChoice(unsure, deepest=1, limit=None, draft_ids=None)
     choice.take(0, logits_of([0.64, 0.32, 0.04]))
     expected = torch.tensor([0.8, 0.32**0.5, 0.2]) / (1.0 + 0.32**0.5) * 0.5
-    assert torch.allclose(torch.tensor(choice.growing.values[1:]), expected[expected > 0.1], atol=1e-6)
+    assert torch.allclose(torch.tensor(choice.growing.candidates.values[1:]), expected[expected > 0.1], atol=1e-6)
