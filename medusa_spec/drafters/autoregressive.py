@@ -8,7 +8,6 @@ from medusa_spec.drafters.base import ReadStates
 from medusa_spec.drafters.choice import Choice, Chosen
 from medusa_spec.drafters.memory import TextMemory, TextView, draft_mask, text_mask
 from medusa_spec.heads.steps import DraftSteps
-from medusa_spec.tree import TokenTree
 
 READ_AT_ONCE = 224
 """Most rows of the text that the heads' layer reads in one pass: a multiple of those that a kernel takes at a time."""
@@ -33,10 +32,10 @@ class TextDraft:
         self.unread[0].append(self.steps.begin(states.h, states.layers))
 
     @torch.inference_mode()
-    def grow(self, root: int, choice: Choice) -> TokenTree:
-        """Drafts from the root, which is the token after all that was read; a lone root if nothing was."""
+    def guess(self, root: int, choice: Choice) -> bool:
+        """Gives guesses from the root on, the token after all that was read; false if nothing was."""
         if not self.text:
-            return TokenTree.root_only(root)
+            return False
         feature = self._read_text(0, root)[-1:]
         seen: list[tuple[int, ...]] = [()]
         for depth in range(self.steps.config.num_heads):
@@ -49,7 +48,7 @@ class TextDraft:
             feature, seen = self._guess_below(depth + 1, feature, chosen, seen)
         for memory in self.memories:
             memory.drop_draft()
-        return choice.tree(root)
+        return True
 
     def _guess_below(
         self, depth: int, feature: torch.Tensor, chosen: Chosen, seen: list[tuple[int, ...]]

@@ -8,7 +8,7 @@ from operator import index
 import torch
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.tree import Prices, TokenTree, TreeShape
+from medusa_spec.tree import Candidates, Prices, TokenTree, TreeShape
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +54,19 @@ class DraftSession(ABC):
         Returns:
             A tree of at most `limit` draft nodes; a lone root means plain decoding for this pass.
         """
+
+    def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        """Adds its guesses to those of others, with the chances that they are right, instead of making a tree of them.
+
+        Args:
+            root: As for `draft`, and so is h.
+            h: [H] or None.
+            candidates: What others have proposed already; tokens are the target's ids.
+
+        Returns:
+            False if it has no chances to give: its trees stand alone.
+        """
+        return False
 
     def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
         """The same proposals as `draft` makes for hidden states like h [H], in fixed form; None where there is none."""

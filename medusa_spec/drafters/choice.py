@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from medusa_spec.drafters.levels import Plan
-from medusa_spec.tree import Growing, Growth, TokenTree, TreeTemplate
+from medusa_spec.tree import Candidates, Growing, Growth, TokenTree, TreeTemplate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,9 +66,16 @@ class TemplateChoice(Choice):
 class GrowthChoice(Choice):
     """Lets a tree grow as far as it pays."""
 
-    def __init__(self, growth: Growth, deepest: int, limit: int | None, draft_ids: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        growth: Growth,
+        deepest: int,
+        limit: int | None,
+        draft_ids: torch.Tensor | None,
+        candidates: Candidates | None = None,
+    ) -> None:
         self.growth, self.deepest, self.draft_ids = growth, deepest, draft_ids
-        self.growing = Growing(growth, limit)
+        self.growing = Growing(growth, limit, candidates)
         self.nodes = [0]
 
     def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:

@@ -24,7 +24,7 @@ from medusa_spec.heads.steps import DraftSteps
 from medusa_spec.heads_note import note_of
 from medusa_spec.prepared.draft_step import fast_step
 from medusa_spec.prepared.packed_linear import fast_linear
-from medusa_spec.tree import Growth, PathValues, TokenTree, TreeTemplate, best_tree, chain_template
+from medusa_spec.tree import Candidates, Growth, PathValues, Prices, TokenTree, TreeTemplate, best_tree, chain_template
 
 
 class HeadsDrafter(Drafter):
@@ -100,16 +100,25 @@ class HeadsDrafter(Drafter):
             return _AttendingSession(self)
         return _LevelsSession(self) if self.heads.sequential else _HeadsSession(self)
 
-    def choice(self, limit: int | None) -> Choice | None:
+    def choice(self, limit: int | None, prices: Prices | None) -> Choice | None:
         """What becomes of the guesses of sequential heads in one draft; None if nothing is to be drafted."""
         if limit == 0:
             return None
         if self.growth is not None:
-            return GrowthChoice(self.growth, self.heads.config.num_heads, limit, self.draft_ids)
+            return self.growing(limit, prices)
         template = self.limited(limit)
         if not template.paths:
             return None
         return TemplateChoice(template, plan_of(template, self.stacked.device), self.draft_ids)
+
+    def growing(
+        self, limit: int | None, prices: Prices | None, candidates: Candidates | None = None
+    ) -> GrowthChoice | None:
+        """A tree that grows, among candidates if there are some; None if the heads have no rules for it."""
+        if self.growth is None:
+            return None
+        growth = self.growth if prices is None else self.growth.priced(prices)
+        return GrowthChoice(growth, self.heads.config.num_heads, limit, self.draft_ids, candidates)
 
     def limited(self, limit: int | None) -> TreeTemplate:
         """The template for at most `limit` draft nodes: the best of that size if it was calibrated."""
@@ -207,17 +216,38 @@ class _HeadsSession(DraftSession):
         return FixedDraft(shape=template.shape, guess=lambda h: drafter.guesses(h, template), key=key)
 
 
-class _LevelsSession(DraftSession):
-    """Level by level from h; a state of its own it has not."""
+class _SequentialSession(DraftSession):
+    """What drafts of heads that see the drafted tokens have in common."""
 
     def __init__(self, drafter: HeadsDrafter) -> None:
         self.drafter = drafter
+        self.prices: Prices | None = None
+
+    def price(self, prices: Prices) -> None:
+        self.prices = prices
+
+    def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        choice = self.drafter.choice(limit, self.prices)
+        if choice is None or not self.guess(root, h, choice):
+            return TokenTree.root_only(root)
+        return choice.tree(root)
+
+    def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        choice = self.drafter.growing(None, self.prices, candidates)
+        return choice is not None and self.guess(root, h, choice)
+
+    def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
+        """Gives guesses to `choice`, level by level; false if there is nothing to guess from."""
+        raise NotImplementedError
+
+
+class _LevelsSession(_SequentialSession):
+    """Level by level from h; a state of its own it has not."""
 
     @torch.inference_mode()
-    def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
-        choice = self.drafter.choice(limit)
-        if h is None or choice is None:
-            return TokenTree.root_only(root)
+    def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
+        if h is None:
+            return False
         self.drafter.follow(h)
         heads = self.drafter.stacked
         assert isinstance(heads, LevelHeads), "sequential heads that do not attend"
@@ -227,14 +257,14 @@ class _LevelsSession(DraftSession):
             if chosen is None:
                 break
             state = heads.descend(depth + 1, state[chosen.rows], chosen.tokens)
-        return choice.tree(root)
+        return True
 
 
-class _AttendingSession(DraftSession):
+class _AttendingSession(_SequentialSession):
     """A session that begins once the dtype and the device of the target's states are seen."""
 
     def __init__(self, drafter: HeadsDrafter) -> None:
-        self.drafter = drafter
+        super().__init__(drafter)
         self.inner: TextDraft | None = None
 
     def read(self, ids: Sequence[int], states: ReadStates) -> None:
@@ -247,8 +277,5 @@ class _AttendingSession(DraftSession):
     def forget(self) -> None:
         self.inner = None
 
-    def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
-        choice = self.drafter.choice(limit)
-        if self.inner is None or choice is None:
-            return TokenTree.root_only(root)
-        return self.inner.grow(root, choice)
+    def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
+        return self.inner is not None and self.inner.guess(root, choice)

@@ -93,7 +93,7 @@ def test_every_node_is_guessed_below_as_if_its_path_were_a_text(
             if not nodes:
                 continue  # no draft here: what was read waits
             choice, root = Forced(random_nodes(dice, nodes)), text.ids[at]
-            session.grow(root, choice)
+            grow(session, root, choice)
             assert () in choice.found
             for path, logits in choice.found.items():
                 expected = text.logits(at, [root, *path], start=start)[-1]
@@ -111,7 +111,7 @@ def test_a_draft_leaves_nothing_behind(attending, text_of, kind, options):
             stop = min(at + step, 12)
             session.read(text.ids[at:stop], text.states(at, stop))
             choice = Forced(nodes if stop == 12 else random_nodes(random.Random(at), 9))
-            session.grow(text.ids[stop], choice)
+            grow(session, text.ids[stop], choice)
             assert all(kept.length == kept.end for kept in session.memories)
         found.append(choice.found)
     for other in found[1:]:
@@ -122,7 +122,7 @@ def test_a_draft_leaves_nothing_behind(attending, text_of, kind, options):
 
 def test_before_anything_was_read_nothing_is_drafted(attending):
     session = session_of(attending("eagle"))
-    assert session.grow(7, Forced([(1,)])).tokens == (7,)
+    assert grow(session, 7, Forced([(1,)])).tokens == (7,)
 
 
 @families
@@ -132,7 +132,7 @@ def test_a_template_is_filled_with_the_guesses_of_its_ranks(attending, text_of, 
     text, session = text_of(heads, 9), session_of(heads)
     session.read(text.ids, text.states(0, 9))
     template = TreeTemplate(paths=((0,), (1,), (4,), (0, 0), (0, 2), (4, 1), (0, 2, 0), (4, 1, 1), (4, 1, 1, 3)))
-    tree = session.grow(7, TemplateChoice(template, plan_of(template, CPU), heads.draft_ids))
+    tree = grow(session, 7, TemplateChoice(template, plan_of(template, CPU), heads.draft_ids))
     assert tree.shape == template.shape and tree.tokens[0] == 7
     tokens = {(): 7} | dict(zip(template.paths, tree.tokens[1:], strict=True))
     for path in template.paths:
@@ -140,6 +140,10 @@ def test_a_template_is_filled_with_the_guesses_of_its_ranks(attending, text_of, 
         ranked = logits.argsort(descending=True)
         ranked = ranked if heads.draft_ids is None else heads.draft_ids[ranked]
         assert tokens[path] == int(ranked[path[-1]])
+
+
+def grow(session: Any, root: int, choice: Any) -> TokenTree:
+    return choice.tree(root) if session.guess(root, choice) else TokenTree.root_only(root)
 
 
 RULES = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (40, 1.0)), hit=1.0, beam=3, width=4)
@@ -162,7 +166,7 @@ def test_a_tree_grows_by_the_calibrated_chances_of_its_paths(
     session.read(text.ids, text.states(0, 9))
     growth = rules(temperature=temperature, coverage=coverage)
     choice = GrowthChoice(growth, K, None, heads.draft_ids)
-    tree = session.grow(7, choice)
+    tree = grow(session, 7, choice)
     values: dict[tuple[int, ...], float] = {(): 1.0}
     level: list[tuple[int, ...]] = [()]
     for _ in range(K):
@@ -188,7 +192,7 @@ def test_a_limit_bounds_what_grows(attending, text_of, limit):
     heads = attending("eagle")
     text, session = text_of(heads, 5), session_of(heads)
     session.read(text.ids, text.states(0, 5))
-    tree = session.grow(7, GrowthChoice(RULES, K, limit, None))
+    tree = grow(session, 7, GrowthChoice(RULES, K, limit, None))
     assert tree.size - 1 == min(39 if limit is None else limit, 39)
 
 
@@ -197,14 +201,14 @@ def test_a_tree_is_no_deeper_than_there_are_steps(attending, text_of, deepest):
     heads = attending("eagle")
     text, session = text_of(heads, 5), session_of(heads)
     session.read(text.ids, text.states(0, 5))
-    assert session.grow(7, GrowthChoice(rules(width=1), deepest, None, None)).shape.max_depth == deepest
+    assert grow(session, 7, GrowthChoice(rules(width=1), deepest, None, None)).shape.max_depth == deepest
 
 
 def test_a_draft_vocabulary_narrower_than_the_width_is_drafted_whole(attending, text_of):
     heads = attending("eagle", draft=True)
     text, session = text_of(heads, 5), session_of(heads)
     session.read(text.ids, text.states(0, 5))
-    tree = session.grow(7, GrowthChoice(rules(width=50), 1, None, heads.draft_ids))
+    tree = grow(session, 7, GrowthChoice(rules(width=50), 1, None, heads.draft_ids))
     assert sorted(tree.tokens[1:]) == heads.draft_ids.tolist()
 
 
@@ -212,6 +216,6 @@ def test_levels_that_do_not_pay_are_not_computed(attending, text_of):
     heads = attending("eagle", tied=False)
     text, session = text_of(heads, 9), session_of(heads)
     session.read(text.ids, text.states(0, 9))
-    tree = session.grow(7, GrowthChoice(rules(level_seconds=100.0), K, None, None))
+    tree = grow(session, 7, GrowthChoice(rules(level_seconds=100.0), K, None, None))
     assert tree.shape.max_depth == 1
     assert [kept.length for kept in session.memories] == [9, 0, 0, 0]
