@@ -125,3 +125,11 @@ def test_the_oldest_texts_are_forgotten() -> None:
 def test_a_limit_too_small_for_two_contexts_is_named() -> None:
     with pytest.raises(ConfigError, match="limit must be 128 tokens or more, got 127"):
         TextIndex(127)
+
+
+def test_a_token_takes_no_more_memory_than_is_said() -> None:
+    limit = 1 << 14
+    index = TextIndex(limit)
+    index.add(range(3 * limit))
+    arrays = [part for half in index._halves for part in (half.ids, *half.newest, *half.earlier)]
+    assert sum(part.itemsize * len(part) for part in arrays) <= 20 * (limit + 2)
