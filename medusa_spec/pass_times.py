@@ -46,7 +46,7 @@ class PassTimes:
 
     def __init__(self, measured: Mapping[int, Mapping[int, float]]) -> None:
         self.measured = {prefix: dict(sorted(times.items())) for prefix, times in sorted(measured.items())}
-        self.scale = 1.0
+        self.scale, self._common = 1.0, 0.0
         self._factors = dict.fromkeys(next(iter(self.measured.values())), 1.0)
 
     @property
@@ -66,11 +66,12 @@ class PassTimes:
         """Is told what a pass of N nodes took."""
         ratio = log(min(max(seconds / self.seconds(size, prefix), 1 / OUTLIER), OUTLIER))
         self.scale *= exp(DRIFT * ratio)
+        self._common += DRIFT * (ratio - self._common)  # what all sizes show is the machine's speed, not a size's
         right = next((known for known in self._factors if known >= size), self.sizes[-1])
         left = max((known for known in self._factors if known <= size), default=right)
         share = 1.0 if right == left else (size - left) / (right - left)
         for known, weight in ((left, 1.0 - share), (right, share)):
-            self._factors[known] *= exp(CORRECTION * weight * ratio)
+            self._factors[known] *= exp(CORRECTION * weight * (ratio - self._common))
 
     def _at(self, size: int, prefix: int) -> float:
         """As measured, on the line through the first and the last prefix; never less than at the shortest."""
@@ -110,7 +111,7 @@ def pass_times(backbone: Backbone, prepared: str) -> PassTimes:
     try:
         kept = read_json(path)["seconds"]
         return PassTimes({int(p): {int(n): float(t) for n, t in times.items()} for p, times in kept.items()})
-    except (CheckpointError, KeyError, TypeError, ValueError, StopIteration):
+    except (CheckpointError, AttributeError, KeyError, TypeError, ValueError, StopIteration):
         pass  # not there, or of another version: measured anew
     found = measure(backbone)
     try:
