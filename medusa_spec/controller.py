@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from medusa_spec.cost import best_size
 from medusa_spec.pass_times import OUTLIER, PassTimes
+from medusa_spec.stats import Decision
 from medusa_spec.tree import Prices
 
 RISK = 2.0
@@ -61,27 +62,6 @@ class Experience:
     plain: float = 1.0
     drafted: float | None = None
     beside: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """A change of mind.
-
-    Attributes:
-        token: New tokens at that moment.
-        drafting: Whether drafts are made from there on.
-        gain: Accepted draft tokens per drafted step, lately.
-        needed: What a drafted step must accept to be worth its time.
-    """
-
-    token: int
-    drafting: bool
-    gain: float
-    needed: float
-
-    def __str__(self) -> str:
-        word = "drafting" if self.drafting else "plain decoding"
-        return f"from token {self.token}: {word} (a draft gains {self.gain:.2f} tokens and costs {self.needed:.2f})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,30 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from medusa_spec.controller import Decision
 from medusa_spec.tree import TreeShape
 
 PHASES = ("draft", "lay_out", "verify", "accept", "keep", "rest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A change of mind.
+
+    Attributes:
+        token: New tokens at that moment.
+        drafting: Whether drafts are made from there on.
+        gain: Accepted draft tokens per drafted step, lately.
+        needed: What a drafted step must accept to be worth its time.
+    """
+
+    token: int
+    drafting: bool
+    gain: float
+    needed: float
+
+    def __str__(self) -> str:
+        word = "drafting" if self.drafting else "plain decoding"
+        return f"from token {self.token}: {word} (a draft gains {self.gain:.2f} tokens and costs {self.needed:.2f})"
 
 
 @dataclass(kw_only=True)
