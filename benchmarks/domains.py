@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokenizer, values = AutoTokenizer.from_pretrained(name), read_config(heads_folder(options.heads)).values
     assert values is not None, "the heads were not calibrated"
     tree = best_tree(values, options.draft_nodes)
-    model = MedusaModel.from_pretrained(name, heads=options.heads, tree=tree)
+    model = MedusaModel.from_pretrained(name, heads=options.heads, tree=tree, speculation="fixed")
     adapters = dict(text.split("=", 1) for text in options.adapter)
     for adapter, folder in adapters.items():
         model.load_adapter(folder, adapter)

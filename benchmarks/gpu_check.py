@@ -165,7 +165,10 @@ def _equal_in_float64(kind: str, settings: Settings) -> dict[str, Any]:
     target.generation_config = GenerationConfig(pad_token_id=0)
     ids = _prompt(11, 128, settings.device)
     answer = target.generate(ids, do_sample=False, max_new_tokens=new)
-    model, equal = MedusaModel(target, drafter=Oracle(target, answer), probe=False, prepare=False), {}
+    model, equal = (
+        MedusaModel(target, drafter=Oracle(target, answer), probe=False, prepare=False, speculation="fixed"),
+        {},
+    )
     for mode, nodes in (("off", None), ("eager", None), ("auto", None), ("auto", 0)):
         model.steps.mode = mode
         out = model.generate(ids, do_sample=False, max_new_tokens=new, draft_nodes=nodes)
@@ -205,7 +208,9 @@ def exactness_by_excuse(shape: str, target: Any, settings: Settings, report: Rep
 def _one_text(target: Any, settings: Settings, mode: str, nodes: int | None, seed: int) -> tuple[str, float, Any]:
     ids = _prompt(64, target.config.vocab_size, settings.device, seed)
     answer = target.generate(ids, do_sample=False, max_new_tokens=settings.new_tokens)
-    model = MedusaModel(target, drafter=Oracle(target, answer), prepare=False)  # CPU kernels are no matter here
+    model = MedusaModel(
+        target, drafter=Oracle(target, answer), prepare=False, speculation="fixed"
+    )  # CPU kernels are no matter here
     model.steps.mode = mode
     try:
         out = model.generate(ids, do_sample=False, max_new_tokens=settings.new_tokens, draft_nodes=nodes)
@@ -310,7 +315,10 @@ def _pass_times(backbone: Backbone, prefix: int, backend: str, settings: Setting
 
 def step_times(shape: str, target: Any, settings: Settings, report: Report) -> None:
     """The whole step with heads: eager against graph, the pool's memory, and the share outside the target."""
-    model, name = MedusaModel(target, tree=TEMPLATE, probe=False, prepare=False), f"{shape}, the step"
+    model, name = (
+        MedusaModel(target, tree=TEMPLATE, probe=False, prepare=False, speculation="fixed"),
+        f"{shape}, the step",
+    )
     rows, found = [["", "eager ms", "graph ms", "target alone ms", "outside the target", "pool MiB", "graph"]], {}
     try:
         for prefix in settings.prefixes:
@@ -353,7 +361,7 @@ def decoding_speed(shape: str, target: Any, settings: Settings, report: Report) 
     name, ids = f"{shape}, decoding", _prompt(256, target.config.vocab_size, settings.device)
     answer = target.generate(ids, do_sample=False, max_new_tokens=settings.new_tokens)
     oracle = Oracle(target, answer)
-    model = MedusaModel(target, tree=TEMPLATE, probe=False, prepare=False)
+    model = MedusaModel(target, tree=TEMPLATE, probe=False, prepare=False, speculation="fixed")
     # Arm -> mode, draft nodes, drafter; None is Hugging Face's own loop.
     arms: dict[str, tuple[str, int | None, Drafter | None] | None] = {
         "Hugging Face": None,

@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--per-category", type=int, help="most prompts of each category")
     add("--max-new-tokens", type=int, default=128)
     add("--draft-nodes", type=int, help="most draft nodes per pass")
+    add("--speculation", choices=("auto", "fixed"), help="of the tree; default: auto")
     add("--dtype", default="auto")
     add("--temperature", type=float, default=0.0, help="all arms sample at it; 0: greedy")
     add("--seed", type=int, default=0, help="of the bootstrap and of sampling")

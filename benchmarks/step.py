@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from medusa_spec.backbone import Backbone
 from medusa_spec.comparison_table import columns
-from medusa_spec.cost import median_seconds, pass_timer
+from medusa_spec.cost import filled_cache, median_seconds, pass_timer
 from medusa_spec.default_model import default_model_path
 from medusa_spec.machine import LoadWatch, machine_facts, quiet_words
 from medusa_spec.prepare import prepare
@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for prefix in options.prefix:
         timers = {"Hugging Face, 1 token": _hugging_face_timer(untouched, prefix)}
         for size in options.sizes:
-            timers[f"not prepared, N = {size}"] = pass_timer(plain, size, prefix)
-            timers[f"prepared, N = {size}"] = pass_timer(packed, size, prefix)
+            timers[f"not prepared, N = {size}"] = pass_timer(plain, size, filled_cache(plain, prefix))
+            timers[f"prepared, N = {size}"] = pass_timer(packed, size, filled_cache(packed, prefix))
         found = {key: seconds * 1e3 for key, seconds in median_seconds(timers, options.rounds).items()}
         results["passes_ms"][prefix] = found
         unit = found["Hugging Face, 1 token"]
@@ -98,7 +98,8 @@ def parts_table(name: str, dtype: str, prefix: int, rounds: int, sizes: Sequence
             if not isinstance(module, kinds):
                 swap_back(module)
         backbone = Backbone(model)
-        timers.update({(part, size): pass_timer(backbone, size, prefix) for size in sizes})
+        cache = filled_cache(backbone, prefix)
+        timers.update({(part, size): pass_timer(backbone, size, cache) for size in sizes})
     found = median_seconds(timers, rounds)
     return {part: {size: found[part, size] * 1e3 for size in sizes} for part in PARTS}
 

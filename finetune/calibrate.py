@@ -11,7 +11,7 @@ from medusa_spec import head_adapters
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import TARGET_ADAPTER
 from medusa_spec.config import MedusaConfig
-from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times, pass_timer
+from medusa_spec.cost import SIZES, best_size, filled_cache, interpolate, measure_pass_times, pass_timer
 from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import in_order
@@ -201,7 +201,8 @@ def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, 
     """Median seconds of one draft of a tree, a pass of the target before each: it leaves no weights in the caches."""
     drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=heads.projection.weight.device)
     h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=heads.projection.weight.device)
-    target_pass, session, seconds = pass_timer(backbone, USUAL_SIZE, PREFIX), drafter.begin([]), []
+    target_pass = pass_timer(backbone, USUAL_SIZE, filled_cache(backbone, PREFIX))
+    session, seconds = drafter.begin([]), list[float]()
     for lap in range(repeats):
         target_pass()
         if drafter.reads is not None:

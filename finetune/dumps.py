@@ -18,6 +18,7 @@ from medusa_spec.files import read_json, write_tensors, write_text
 from medusa_spec.finetune.data import SPLITS
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.tokens import TokenData
+from medusa_spec.unfinished import remove_unfinished
 
 STATES, IDS = "hidden_states", "token_ids"
 
@@ -154,6 +155,7 @@ def write_dump(output: Path, folder: Path) -> int:
         )
     metadata = {"format": "pt", "columns": " ".join([*map(str, manifest["taps"]), "h"])}
     texts = 0
+    remove_unfinished(folder)  # of an export that was killed: whoever reads a dump takes all its files
     for split in SPLITS:
         store, data = StateStore(output, split, 1), TokenData(output / "data", split)
         for text in store.texts():

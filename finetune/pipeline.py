@@ -21,6 +21,7 @@ from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.teacher import run_teacher
 from medusa_spec.finetune.train import run_train
 from medusa_spec.finetune.trainer import check_trackers
+from medusa_spec.unfinished import remove_unfinished
 
 STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
     "self": run_self,
@@ -70,6 +71,8 @@ def run_pipeline(
     processes = join(config.device)
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
+    if processes.main:
+        remove_unfinished(output)  # of a run that was killed; a second process beside this one may be writing
     if redo is not None and processes.main:
         for name in list(STAGES)[list(STAGES).index(redo) :]:
             marks.forget(output, name)

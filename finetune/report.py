@@ -69,7 +69,7 @@ def decode(config: FinetuneConfig, target: Target) -> Comparison:
         for number, record in enumerate(held_out_records(config, config.report_prompts, target.tokenizer))
     ]
     model = target.for_decoding()
-    wrapped = MedusaModel(model, Path(config.output) / "heads")
+    wrapped = MedusaModel(model, Path(config.output) / "heads", speculation="fixed")  # what the heads bring
     room = wrapped.backbone.max_length
     if room is not None:  # learnt positions end: what does not fit cannot be decoded
         room -= config.report_new_tokens

@@ -49,13 +49,14 @@ class DecoderWatch:
     def _decode(self, heads: DraftHeads) -> DecodingStats:
         tree = chain_template(heads.config.num_heads)
         # Probed when it was attached for the states; prepared it would be faster after seconds of preparing.
-        wrapped = MedusaModel(self.target.release(), heads, tree=tree, probe=False, prepare=False)
+        asked: dict[str, Any] = {"tree": tree, "speculation": "fixed", "probe": False, "prepare": False}
+        wrapped = MedusaModel(self.target.release(), heads, **asked)
         total = DecodingStats()
         try:
             for prompt in self.prompts:
                 ids = prompt.long()[None].to(wrapped.backbone.device)
-                asked: dict[str, Any] = {"do_sample": False, "max_new_tokens": self.new_tokens}
-                wrapped.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **asked, **self._stops())
+                asked = {"do_sample": False, "max_new_tokens": self.new_tokens, **self._stops()}
+                wrapped.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **asked)
                 assert wrapped.last_stats is not None
                 total = total.merge(wrapped.last_stats)
         finally:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from medusa_spec.figures import Ratio, rates_by_depth, tree_size
 from medusa_spec.machine import quiet_words
+from medusa_spec.stats import DecodingStats
 
 if TYPE_CHECKING:
     from medusa_spec.comparison import Comparison
@@ -97,7 +98,16 @@ def _acceptance(comparison: "Comparison") -> str:
     rows.append(["  of all drafted passes", *(f"{marginal:.3f}" for marginal, _ in rates)])
     rows.append(["  if the one above was", *(f"{given:.3f}" for _, given in rates)])
     share = ", ".join(f"{name} {part:.1%}" for name, part in stats.share.items())
-    return f"{head}\n{columns(rows)}\nshare of decoding time: {share}"
+    return "\n".join([head, *_decisions(stats), columns(rows), f"share of decoding time: {share}"])
+
+
+def _decisions(stats: DecodingStats) -> list[str]:
+    if not stats.decisions:
+        return []
+    given_up = sum(not decision.drafting for decision in stats.decisions)
+    return [
+        f"the controller drafted at {stats.drafted_passes / stats.passes:.0%} of the passes, gave up {given_up} times"
+    ]
 
 
 def _forecasts(comparison: "Comparison") -> str:

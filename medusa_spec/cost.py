@@ -35,27 +35,24 @@ def measure_pass_times(
     Returns:
         Seconds by N.
     """
-    return median_seconds({size: pass_timer(backbone, size, prefix) for size in sizes}, repeats)
+    cache = filled_cache(backbone, prefix)
+    return median_seconds({size: pass_timer(backbone, size, cache) for size in sizes}, repeats)
 
 
-def median_seconds(timers: Mapping[Any, Callable[[], None]], rounds: int) -> dict[Any, float]:
-    """Median seconds of each function, by key; all run in turn, and the first round does not count."""
+def median_seconds(timers: Mapping[Any, Callable[[], None]], rounds: int, *, warm_up: bool = True) -> dict[Any, float]:
+    """Median seconds of each function, by key; all run in turn, and a first round for warming up does not count."""
     seconds: dict[Any, list[float]] = {key: [] for key in timers}
-    for lap in range(rounds + 1):
+    for lap in range(rounds + warm_up):
         for key, run in timers.items():
             began = perf_counter()
             run()
-            if lap:
+            if lap or not warm_up:
                 seconds[key].append(perf_counter() - began)
     return {key: statistics.median(values) for key, values in seconds.items()}
 
 
-def pass_timer(backbone: Backbone, size: int, prefix: int) -> Callable[[], None]:
-    """A function that makes one verify pass of `size` nodes behind `prefix` tokens, choice at every node included."""
-    cache = SlabCache(backbone.config)
-    prompt = (torch.arange(prefix, device=backbone.device) % backbone.ids_below).unsqueeze(0)
-    backbone.forward(prompt, last_only=True, cache=cache)
-    cache.seal(size)
+def pass_timer(backbone: Backbone, size: int, cache: SlabCache) -> Callable[[], None]:
+    """A function that makes one verify pass of `size` nodes, choice at every node included, and keeps none of them."""
     shape, ids = _bush(size), torch.zeros(1, size, dtype=torch.long, device=backbone.device)
 
     def run() -> None:
@@ -64,6 +61,20 @@ def pass_timer(backbone: Backbone, size: int, prefix: int) -> Callable[[], None]
         most_likely(logits[0])  # waits for the device as well
 
     return run
+
+
+def filled_cache(backbone: Backbone, prefix: int) -> SlabCache:
+    """A sealed cache as after `prefix` tokens, none of which was read: zeros take the time that others do."""
+    cache = SlabCache(backbone.config)
+    backbone.forward(torch.zeros(1, 1, dtype=torch.long, device=backbone.device), last_only=True, cache=cache)
+    cache.seal(0)
+    kept = [prefix if window is None else min(prefix, window) for *_, window in cache.kinds()]
+    states = [
+        tuple(part.new_zeros(*part.shape[:2], slots, part.shape[3]) for part in pair)
+        for pair, slots in zip(cache.states(), kept, strict=True)
+    ]
+    cache.renew(states, prefix)  # type: ignore[arg-type]
+    return cache
 
 
 def _bush(size: int) -> TreeShape:

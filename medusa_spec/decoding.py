@@ -12,6 +12,7 @@ from medusa_spec.acceptance import GREEDY, Accepted, Rule, walk
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
+from medusa_spec.controller import Controller
 from medusa_spec.drafters import DraftSession, ReadStates, check_draft
 from medusa_spec.prefill import prefill
 from medusa_spec.prepared.choice import most_likely
@@ -37,6 +38,7 @@ class Request:
         processors: Applied to the logits before the choice; empty for none.
         prefill_chunk: Tokens of the prompt read at once; None reads all.
         draft_nodes: Most draft nodes per pass, 0 for plain decoding, None for the drafter's choice.
+        controller: Decides pass by pass within that; None does as `draft_nodes` says.
         emit: Called with every emitted token, for streaming.
         keep_scores: Collect processed scores.
         keep_logits: Collect raw logits.
@@ -53,6 +55,7 @@ class Request:
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     prefill_chunk: int | None = None
     draft_nodes: int | None = None
+    controller: Controller | None = None
     emit: Callable[[int], None] | None = None
     keep_scores: bool = False
     keep_logits: bool = False
@@ -70,6 +73,21 @@ class Request:
     def batched_choice(self) -> bool:
         """Whether all nodes can be chosen from at once: nothing depends on the path."""
         return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits)
+
+    def plan(self) -> int | None:
+        """Most draft nodes of the next step."""
+        if self.controller is None:
+            return self.draft_nodes
+        plan = self.controller.plan(self.cache.lengths[0], self.sequence.new_tokens)
+        if plan.prices is not None:
+            self.session.price(plan.prices)
+        return plan.limit
+
+    def learn(self, size: int, accepted: int, passed: float, step: float) -> None:
+        """What became of that step: N, draft tokens accepted, seconds of the pass and of the whole."""
+        if self.controller is not None:
+            prefix = self.cache.lengths[0]
+            self.controller.observe(size=size, prefix=prefix, accepted=accepted, passed=passed, step=step)
 
     @property
     def holds_whole_text(self) -> bool:
@@ -98,7 +116,7 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
             stats.seconds["verify"] += clock.lap()
             continue
 
-        root, h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
+        began, root, h = clock.last, accepted.tokens[-1], out.h[0, accepted.path[-1]]
         tree = draft(backbone, request, root, h)
         stats.seconds["draft"] += clock.lap()
 
@@ -106,7 +124,8 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         stats.seconds["lay_out"] += clock.lap()
 
         out = backbone.verify(ids, tree_pass, taps=request.reads or ())
-        stats.seconds["verify"] += clock.lap()
+        passed = clock.lap()
+        stats.seconds["verify"] += passed
 
         before = request.sequence.new_tokens
         accepted = accept(tree, out, request)
@@ -120,7 +139,10 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         show(request, [tree.tokens[node] for node in kept], out, kept)
         request.session.observe(accepted.tokens[:gained])
         stats.record_pass(tree.shape, accepted.path, gained)
+        request.learn(tree.size, len(accepted.path) - 1, passed, clock.last - began)
         stats.seconds["rest"] += clock.lap()
+    if request.controller is not None:
+        stats.decisions += request.controller.decisions
     stats.new_tokens = request.sequence.new_tokens
     _wait_for_others(backbone, request)
     return stats
@@ -156,11 +178,11 @@ def read_anew(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accep
 
 def draft(backbone: Backbone, request: Request, root: int, h: torch.Tensor) -> TokenTree:
     """The drafter's tree, cut where the model's positions end."""
-    deepest = backbone.deepest(request.cache.lengths[0])
-    if request.draft_nodes == 0 or deepest == 0:
+    limit, deepest = request.plan(), backbone.deepest(request.cache.lengths[0])
+    if limit == 0 or deepest == 0:
         return TokenTree.root_only(root)
-    tree = request.session.draft(root, h, request.draft_nodes)
-    check_draft(tree, root=root, limit=request.draft_nodes, ids_below=backbone.ids_below)
+    tree = request.session.draft(root, h, limit)
+    check_draft(tree, root=root, limit=limit, ids_below=backbone.ids_below)
     return tree if deepest is None else tree.cut(deepest)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +12,19 @@ import torch
 from safetensors.torch import save_file
 
 from medusa_spec.errors import CheckpointError
+from medusa_spec.unfinished import unfinished
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path whose file takes the name `path` once it is complete and on the disk.
 
-    A kill, an interrupt or a full disk leaves what was at `path` before, or nothing; folders are made.
+    A kill, an interrupt or a full disk leaves what was at `path` before, or nothing; folders are made. A kill also
+    leaves the temporary file, in a folder that `remove_unfinished` removes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
-        temporary, usual = Path(scratch) / path.name, Path(scratch) / ".mode"
+    with unfinished(path) as scratch:
+        temporary, usual = scratch / path.name, scratch / ".mode"
         yield temporary
         usual.touch()
         shutil.copymode(usual, temporary)  # some writers make files that only their owner may read

@@ -17,6 +17,7 @@ from medusa_spec.cache import SlabCache
 from medusa_spec.decoding import Request, decode
 from medusa_spec.drafters import Drafter
 from medusa_spec.errors import ConfigError, UnsupportedError
+from medusa_spec.speculation import Speculation, checked
 from medusa_spec.static_decoding import StaticSteps
 from medusa_spec.stats import DecodingStats
 from medusa_spec.stopping import Sequence
@@ -65,6 +66,8 @@ def generate(
     drafter: Drafter,
     *args: Any,
     draft_nodes: int | None = None,
+    speculation: Speculation,
+    mode: str | None = None,
     record: Callable[[DecodingStats], None],
     steps: StaticSteps | None = None,
     **kwargs: Any,
@@ -79,6 +82,8 @@ def generate(
         drafter: What proposes trees.
         *args: Positional arguments of generate().
         draft_nodes: Most draft nodes per pass; 0 is plain decoding.
+        speculation: What the model has learnt about drafting.
+        mode: Of speculation, for this call; None is the model's.
         record: Is given the counters.
         steps: Decodes in steps of fixed shape where that serves.
         **kwargs: Keyword arguments of generate().
@@ -90,6 +95,8 @@ def generate(
         raise ConfigError(f"drafter must be a Drafter, such as NgramDrafter(), got {drafter!r}")
     if draft_nodes is not None and (type(draft_nodes) is not int or draft_nodes < 0):
         raise ConfigError(f"draft_nodes must be an integer of 0 or more, or None, got {draft_nodes!r}")
+    if mode is not None:
+        checked(mode)
     backbone.check_unchanged()
     kwargs = _with_stop_strings(backbone.model, kwargs)
     loop = functools.partial(
@@ -97,6 +104,8 @@ def generate(
         backbone=backbone,
         drafter=drafter,
         draft_nodes=draft_nodes,
+        speculation=speculation,
+        mode=mode,
         record=record,
         steps=steps,
         # A callable is handed neither of these: they are bound here. Hugging Face still puts the prompt.
@@ -137,6 +146,8 @@ def _decode_in_generate(
     backbone: Backbone,
     drafter: Drafter,
     draft_nodes: int | None,
+    speculation: Speculation,
+    mode: str | None,
     record: Callable[[DecodingStats], None],
     steps: StaticSteps | None,
     bound_streamer: Any,
@@ -154,6 +165,11 @@ def _decode_in_generate(
     if unread.shape[1] < prompt.shape[1] and backbone.reads_anew(prompt, cache):
         cache, unread = SlabCache(backbone.config), prompt
     returns_dict = bool(generation_config.return_dict_in_generate)
+    go_on = _others_are_decoding(model, bound_synced_gpus)
+    controller = None
+    if go_on is None:  # ranks that share the target must make their passes together
+        temperature = float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0
+        controller = speculation.controller(backbone, drafter, limit=draft_nodes, temperature=temperature, mode=mode)
     request = Request(
         sequence=Sequence(input_ids, stopping_criteria),
         prefill_ids=unread.to(backbone.device),
@@ -164,11 +180,12 @@ def _decode_in_generate(
         processors=logits_processor,
         prefill_chunk=generation_config.prefill_chunk_size,
         draft_nodes=draft_nodes,
+        controller=controller,
         emit=None if bound_streamer is None else lambda token: bound_streamer.put(torch.tensor([token], device="cpu")),
         keep_scores=returns_dict and bool(generation_config.output_scores),
         keep_logits=returns_dict and bool(generation_config.output_logits),
         steps=steps,
-        go_on=_others_are_decoding(model, bound_synced_gpus),
+        go_on=go_on,
     )
     stats = decode(backbone, request)
     if bound_streamer is not None:

@@ -45,6 +45,7 @@ def compare(
     max_new_tokens: int = 128,
     categories: Sequence[str] | None = None,
     draft_nodes: int | None = None,
+    speculation: str | None = None,
     chat_template: bool = True,
     warm_up: bool = True,
     seed: int = 0,
@@ -64,6 +65,7 @@ def compare(
         max_new_tokens: Per turn.
         categories: One per prompt, for figures by category; else the `Prompt`s' own.
         draft_nodes: Most draft nodes per pass of the arm "tree"; None is the model's own choice.
+        speculation: Its mode; None is the model's.
         chat_template: Whether to put prompts into the chat template.
         warm_up: Decode a little first, uncounted.
         seed: Of sampling (set anew before every run, equal for all arms) and of the bootstrap.
@@ -82,7 +84,7 @@ def compare(
     asked = _asked_prompts(prompts, categories)
     _check(max_new_tokens, draft_nodes, generation)
     generation = {"do_sample": False, "max_new_tokens": max_new_tokens, **generation}
-    arms = _arms(model, baseline, draft_nodes)
+    arms = _arms(model, baseline, draft_nodes, speculation)
     if chat_template and model.drafter.name in ("heads", "hybrid"):
         check_chat_template(model.medusa_config, tokenizer)
     session = _Session(model, tokenizer, arms, generation, chat_template, seed, watch)
@@ -94,7 +96,8 @@ def compare(
         records.append(session.measure(index, prompt))
         if on_prompt is not None:
             on_prompt(index + 1, len(asked))
-    settings = dict(labels or {}) | {"draft_nodes": draft_nodes, "seed": seed} | generation
+    mode = speculation or model.speculation.mode
+    settings = dict(labels or {}) | {"draft_nodes": draft_nodes, "speculation": mode, "seed": seed} | generation
     machine = machine_facts(model.device, model.target.dtype)
     machine["peak_memory_mib"] = peak_memory_mib(model.device)
     return Comparison(
@@ -189,12 +192,14 @@ def cut_after_eos(tokens: Sequence[int], eos_ids: frozenset[int]) -> tuple[int, 
     return tuple(tokens)
 
 
-def _arms(model: "MedusaModel", baseline: PreTrainedModel | None, draft_nodes: int | None) -> dict[str, Arm]:
+def _arms(
+    model: "MedusaModel", baseline: PreTrainedModel | None, draft_nodes: int | None, speculation: str | None
+) -> dict[str, Arm]:
     def plain(**arguments: Any) -> torch.Tensor:
         return model.generate(**arguments, draft_nodes=0)
 
     def tree(**arguments: Any) -> torch.Tensor:
-        return model.generate(**arguments, draft_nodes=draft_nodes)
+        return model.generate(**arguments, draft_nodes=draft_nodes, speculation=speculation)
 
     arms = {} if baseline is None else {"hf": Arm(_generate_of(baseline), baseline.device)}
     return arms | {"plain": Arm(plain, model.device), "tree": Arm(tree, model.device)}

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import PushToHubMixin, logging
 
+from medusa_spec import speculation as modes
 from medusa_spec.adapter_methods import AdapterMethods
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import heads_folder, names_heads, save_heads, target_of
@@ -21,6 +22,7 @@ from medusa_spec.heads import DraftHeads, HeadsConfig, MedusaHeads
 from medusa_spec.mtp import NATIVE, native_heads
 from medusa_spec.prepare import Prepared, prepare
 from medusa_spec.probe import probe
+from medusa_spec.speculation import Speculation, checked
 from medusa_spec.static_decoding import StaticSteps
 from medusa_spec.stats import DecodingStats
 from medusa_spec.target_adapter import MARK, check_adapted, copy_adapter, target_adapter, with_adapter
@@ -51,6 +53,8 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
             both in one tree, or the latter alone where no heads are given; `"ngram"`, the plainest look-up; or a
             `Drafter` of your own.
         tree: Template for the heads; None takes the one saved with them.
+        speculation: `"auto"` lets what passes cost here and what drafts bring decide, pass by pass, how much is
+            drafted, down to plain decoding; `"fixed"` always drafts by the heads' own rules. See `Speculation`.
         probe: Check on attaching that tree passes of this model are exact; off only if you have just seen it pass.
         prepare: Make the target's linear layers fast for decoding where that pays; see `prepare.prepare`, and
             `prepared.reason` for what was done.
@@ -73,12 +77,14 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         *,
         drafter: str | Drafter = "heads",
         tree: TreeTemplate | None = None,
+        speculation: str | None = None,
         probe: bool = True,
         prepare: bool = True,
     ) -> None:
         super().__init__()
         if not (isinstance(drafter, Drafter) or drafter in DRAFTERS):
             raise ConfigError(f"drafter must be a Drafter or one of {sorted(DRAFTERS)}, got {drafter!r}")
+        mode = checked(modes.DEFAULT if speculation is None else speculation)
         self.backbone = Backbone(model)
         self.target = self.backbone.model
         self.probe_result = "not probed"
@@ -99,6 +105,9 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
                 self.probe_result = _probe(self.backbone)
             self.heads = self._heads(heads, needed=drafter == "heads")
             self.drafter = drafter if isinstance(drafter, Drafter) else DRAFTERS[drafter](self, tree)
+            self.speculation = Speculation(mode, self.prepared.reason)
+            if mode == "auto":
+                self.speculation.times(self.backbone)  # now rather than in the first answer
         except BaseException:
             self.detach()  # a model that could not be wrapped goes back as it came
             raise
@@ -111,6 +120,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         *,
         drafter: str | Drafter = "heads",
         tree: TreeTemplate | None = None,
+        speculation: str | None = None,
         **kwargs: Any,
     ) -> "MedusaModel":
         """Loads a target with `AutoModelForCausalLM` and wraps it.
@@ -124,6 +134,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
             heads: See the class.
             drafter: See the class.
             tree: See the class.
+            speculation: See the class.
             **kwargs: For `AutoModelForCausalLM.from_pretrained`; `dtype` is `"auto"` unless given.
 
         Raises:
@@ -142,7 +153,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         target = AutoModelForCausalLM.from_pretrained(name_or_path, **kwargs)
         if adapter is not None:
             target = with_adapter(target, adapter)
-        model = cls(target, heads, drafter=drafter, tree=tree)
+        model = cls(target, heads, drafter=drafter, tree=tree, speculation=speculation)
         if adapter is not None:
             model.target_adapter = adapter
             logger.warning(f"Output is exactly that of {model.exact_to}.")
@@ -169,7 +180,12 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         return heads
 
     def generate(
-        self, *args: Any, draft_nodes: int | None = None, drafter: Drafter | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        draft_nodes: int | None = None,
+        drafter: Drafter | None = None,
+        speculation: str | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Hugging Face's `generate`, several tokens per pass.
 
@@ -182,6 +198,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
             draft_nodes: Most draft nodes per pass; 0 is plain decoding through the same code; None leaves the size to
                 the drafter.
             drafter: Another drafter for this call.
+            speculation: Another mode for this call; see the class.
             **kwargs: As for the target's `generate`.
 
         Returns:
@@ -194,6 +211,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         """
         drafter = self.drafter if drafter is None else drafter
         options: dict[str, Any] = {"draft_nodes": draft_nodes, "record": self._record, "steps": self.steps}
+        options |= {"speculation": self.speculation, "mode": speculation}
         return generate(self.backbone, drafter, *args, **options, **kwargs)
 
     @property

@@ -103,7 +103,8 @@ class StaticSteps:
         if self.reason is not None:
             return out, accepted
         root, h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
-        draft = plain_draft() if request.draft_nodes == 0 else request.session.fixed(h, request.draft_nodes)
+        nodes = request.plan()  # once for all steps: their shape is fixed
+        draft = plain_draft() if nodes == 0 else request.session.fixed(h, nodes)
         self.reason = reason_against(request, backbone, draft)
         if self.reason is not None or draft is None:
             return out, accepted
@@ -215,7 +216,9 @@ class _Run:
         self.known += gained
         self.request.session.observe(tokens[:gained])
         self.stats.record_pass(shape, path, gained)
-        self.stats.seconds["verify"] += self.clock.lap()
+        seconds = self.clock.lap()
+        self.request.learn(shape.size, len(path) - 1, seconds, seconds)
+        self.stats.seconds["verify"] += seconds
 
     def _enter(self, h: torch.Tensor) -> bool:
         """Takes a bucket with room for what may follow; false if none can be had."""

@@ -9,6 +9,27 @@ from medusa_spec.tree import TreeShape
 PHASES = ("draft", "lay_out", "verify", "accept", "keep", "rest")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A change of mind.
+
+    Attributes:
+        token: New tokens at that moment.
+        drafting: Whether drafts are made from there on.
+        gain: Accepted draft tokens per drafted step, lately.
+        needed: What a drafted step must accept to be worth its time.
+    """
+
+    token: int
+    drafting: bool
+    gain: float
+    needed: float
+
+    def __str__(self) -> str:
+        word = "drafting" if self.drafting else "plain decoding"
+        return f"from token {self.token}: {word} (a draft gains {self.gain:.2f} tokens and costs {self.needed:.2f})"
+
+
 @dataclass(kw_only=True)
 class DecodingStats:
     """Counters of one decoding, or of several merged.
@@ -25,6 +46,8 @@ class DecodingStats:
         offered_by_depth: Entry d - 1: how often a tree offered a node of depth d below an accepted one.
         pass_sizes: N of the passes: how often each occurred.
         spans: Tokens that each pass gained, the prefill's first; cut as the text was cut.
+        nodes: N of each pass, in their order.
+        decisions: When drafting was given up or taken up, and why; see `speculation="auto"`.
         seconds: Wall time by phase: `prefill` and the names in `PHASES`. A step of fixed shape (CUDA) is one piece: it
             counts as `verify`, and making its buffers and graphs as `lay_out`.
     """
@@ -39,6 +62,8 @@ class DecodingStats:
     offered_by_depth: list[int] = field(default_factory=list)
     pass_sizes: Counter[int] = field(default_factory=Counter)
     spans: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("prefill", *PHASES), 0.0))
 
     @property
@@ -62,6 +87,7 @@ class DecodingStats:
         self.passes += 1
         self.pass_sizes[shape.size] += 1
         self.spans.append(gained)
+        self.nodes.append(shape.size)
         if shape.size == 1:
             return
         self.drafted_passes += 1
@@ -80,6 +106,8 @@ class DecodingStats:
                 name: getattr(self, name) + getattr(other, name)
                 for name in ("new_tokens", "requests", "passes", "drafted_passes", "accepted", "pass_sizes", "spans")
             },
+            nodes=self.nodes + other.nodes,
+            decisions=self.decisions + other.decisions,
         )
         for name in ("accepted_by_depth", "offered_by_depth"):
             for stats in (self, other):

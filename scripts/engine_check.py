@@ -168,7 +168,9 @@ def check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
         jobs = jobs_of(model, arguments.work, arguments.by)
         # Where the format cannot keep a draft vocabulary, what was exported is what both have to decode with.
         heads = arguments.work / "eagle-vllm" if kind == "eagle" and model.heads.draft_ids is not None else name
-        model = MedusaModel.from_pretrained(target, heads=heads, tree=chain_template(guesses), dtype=torch.float32)
+        model = MedusaModel.from_pretrained(
+            target, heads=heads, tree=chain_template(guesses), speculation="fixed", dtype=torch.float32
+        )
         tokenizer = AutoTokenizer.from_pretrained(target)
         read = read_prompts(arguments.prompts, limit=arguments.limit)
         prompts = [encode(tokenizer, prompt.messages)["input_ids"][0].tolist() for prompt in read]

@@ -5,8 +5,8 @@ python scripts/kill_check.py [--rounds 10] [--seed 0] [--runs self distil joint]
 A tiny random model, three runs: `self` (the model writes prompts and answers; losses from its probabilities, so that
 the teacher stage has something to do), `distil` (it answers given prompts) and `joint` (given answers; an adapter on
 the target is trained with the heads). In every round each stage of a run is killed once, at a moment drawn from its
-usual duration, and the run is started again; in the end the weights are compared. Exits with 1 if any differ. Processes
-are forked, so that a start costs no imports.
+usual duration, and the run is started again; in the end the weights are compared, and no unfinished file may lie about.
+Exits with 1 if any differ, or if one does. Processes are forked, so that a start costs no imports.
 """
 
 import argparse
@@ -59,6 +59,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 distil.SHARD = selfdata.SHARD = 24  # several shards, although there is little to write
 selfdata.PROMPT_TOKENS = 96
+EQUAL = "equal"
 PATIENCE = 300.0
 """Seconds after which a run counts as hanging."""
 
@@ -79,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 config = settings(folder, name, f"round-{number}")
                 hits = [kill(config, stage, draw.uniform(0, seconds[stage])) for stage in seconds]
                 finish(config)
-                equal = digest(config) == expected
-                wrong += not equal
-                print(f"{name}, round {number}: {'equal' if equal else 'DIFFERENT'}; {'; '.join(hits)}", flush=True)
-    print(f"{wrong} of {options.rounds * len(options.runs)} rounds ended with other weights")
+                found = verdict(config, expected)
+                wrong += found != EQUAL
+                print(f"{name}, round {number}: {found}; {'; '.join(hits)}", flush=True)
+    print(f"{wrong} of {options.rounds * len(options.runs)} rounds ended with other weights or files left behind")
     sys.exit(1 if wrong else 0)
 
 
@@ -202,11 +203,30 @@ def durations(config: FinetuneConfig, began: float) -> dict[str, float]:
     return found
 
 
+def verdict(config: FinetuneConfig, expected: str) -> str:
+    """What is to be said of a run that was killed and finished: `EQUAL`, or what is wrong with it."""
+    if digest(config) != expected:
+        return "DIFFERENT"
+    left = left_behind(config)
+    return f"LEFT BEHIND {', '.join(left)}" if left else EQUAL
+
+
 def digest(config: FinetuneConfig) -> str:
     """Of the weights, as they are used (an adapter among them) and as they were trained."""
     output = Path(config.output)
-    files = [*sorted((output / "heads").rglob("*.safetensors")), output / "train" / WEIGHTS_NAME]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    found = [file for file in sorted((output / "heads").rglob("*.safetensors")) if not hidden(file, output)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in [*found, output / "train" / WEIGHTS_NAME])).hexdigest()
+
+
+def left_behind(config: FinetuneConfig) -> list[str]:
+    """What lies in hidden folders: nobody asks for it, but whoever takes a folder as it is would get it."""
+    output = Path(config.output)
+    return sorted(str(path.relative_to(output)) for path in output.rglob("*") if hidden(path, output))
+
+
+def hidden(path: Path, output: Path) -> bool:
+    """Whether a part of its name begins with a dot."""
+    return any(part.startswith(".") for part in path.relative_to(output).parts)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -37,6 +37,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees do not depend on what the clock says, except in tests that ask for `speculation="auto"`."""
+    monkeypatch.setattr("medusa_spec.speculation.DEFAULT", "fixed")
+
+
 @pytest.fixture(scope="session")
 def repository_root() -> Path:
     """The folder that holds pyproject.toml."""

@@ -34,6 +34,13 @@ class To(str, Enum):
     original = "original"
 
 
+class Mode(str, Enum):
+    """How far drafting is left to what it brings."""
+
+    auto = "auto"
+    fixed = "fixed"
+
+
 class LMHead(str, Enum):
     """What turns a head's state into logits."""
 
@@ -55,6 +62,9 @@ Drafter = Annotated[
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest continuation, in tokens.")]
 DraftNodes = Annotated[int | None, typer.Option(min=0, help="Most draft nodes per pass; default: the heads' own tree.")]
 TreeNodes = Annotated[int | None, typer.Option(min=1, help="Most draft nodes per pass; default: the heads' own tree.")]
+Speculation = Annotated[
+    Mode, typer.Option(help="auto: times and gains decide, pass by pass, down to plain decoding; fixed: always draft.")
+]
 NoChatTemplate = Annotated[bool, typer.Option("--no-chat-template", help="Take prompts as they are.")]
 NoBaseline = Annotated[bool, typer.Option("--no-baseline", help="Leave out Hugging Face's generate on a second load.")]
 Dtype = Annotated[DType, typer.Option(help="Dtype of the weights; auto: as they were saved.")]
@@ -93,6 +103,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest share p.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     draft_nodes: DraftNodes = None,
+    speculation: Speculation = Mode.auto,
     no_chat_template: NoChatTemplate = False,
     dtype: Dtype = DType.auto,
     show_accepted: Annotated[
@@ -112,6 +123,7 @@ def generate(
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         draft_nodes=draft_nodes,
+        speculation=speculation.value,
         seed=seed,
         chat_template=not no_chat_template,
         show_accepted=show_accepted,
@@ -131,6 +143,7 @@ def bench(
     per_category: Annotated[int | None, typer.Option(min=1, help="Most prompts of each category.")] = None,
     max_new_tokens: MaxNewTokens = 128,
     draft_nodes: TreeNodes = None,
+    speculation: Speculation = Mode.auto,
     dtype: Dtype = DType.auto,
     temperature: Annotated[float, typer.Option(min=0, help="All arms sample at it; 0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of sampling.")] = 0,
@@ -151,6 +164,7 @@ def bench(
         per_category=per_category,
         max_new_tokens=max_new_tokens,
         draft_nodes=draft_nodes,
+        speculation=speculation.value,
         dtype=dtype.value,
         seed=seed,
         chat_template=not no_chat_template,

@@ -21,6 +21,7 @@ def bench(
     per_category: int | None = None,
     max_new_tokens: int = 128,
     draft_nodes: int | None = None,
+    speculation: str | None = None,
     dtype: str = "auto",
     seed: int = 0,
     chat_template: bool = True,
@@ -38,6 +39,7 @@ def bench(
         per_category: Decode at most so many of each category.
         max_new_tokens: Per prompt and turn.
         draft_nodes: Most draft nodes per pass.
+        speculation: "auto" or "fixed"; None is the library's own choice.
         dtype: Of the weights; "auto" means as they were saved.
         seed: Of the bootstrap, and of sampling.
         chat_template: Whether prompts go through the chat template.
@@ -59,6 +61,7 @@ def bench(
         asked,
         max_new_tokens=max_new_tokens,
         draft_nodes=draft_nodes,
+        speculation=speculation,
         chat_template=chat_template,
         seed=seed,
         labels=loaded.labels | {"prompts": path.name},

@@ -21,6 +21,7 @@ def generate(
     sampling: dict[str, Any],
     max_new_tokens: int,
     draft_nodes: int | None,
+    speculation: str | None,
     seed: int,
     chat_template: bool,
     show_accepted: bool,
@@ -42,10 +43,11 @@ def generate(
         **sampling,
         max_new_tokens=max_new_tokens,
         draft_nodes=draft_nodes,
+        speculation=speculation,
         streamer=streamer,
     )
     if show_accepted and loaded.model.last_stats is not None:
-        print(figures(loaded.model.last_stats), file=sys.stderr)
+        print(figures(loaded.model.last_stats), *loaded.model.last_stats.decisions, sep="\n", file=sys.stderr)
 
 
 def figures(stats: DecodingStats) -> str:

@@ -23,19 +23,21 @@ class TextDraft:
     def __init__(self, steps: DraftSteps) -> None:
         self.steps = steps
         self.text: list[int] = []
+        self.shown: list[ReadStates] = []
         self.memories = [TextMemory() for _ in range(steps.num_sets)]
         self.unread: list[list[torch.Tensor]] = [[] for _ in range(steps.num_sets)]
 
     def read(self, ids: Sequence[int], states: ReadStates) -> None:
         """See `DraftSession`: the features of these tokens wait for the tokens after them."""
         self.text += ids
-        self.unread[0].append(self.steps.begin(states.h, states.layers))
+        self.shown.append(states)  # features are made of them when a draft needs them, of all at once
 
     @torch.inference_mode()
     def guess(self, root: int, choice: Choice) -> bool:
         """Gives guesses from the root on, the token after all that was read; false if nothing was."""
         if not self.text:
             return False
+        self._begin_shown()
         feature = self._read_text(0, root)[-1:]
         seen: list[tuple[int, ...]] = [()]
         for depth in range(self.steps.config.num_heads):
@@ -49,6 +51,14 @@ class TextDraft:
         for memory in self.memories:
             memory.drop_draft()
         return True
+
+    def _begin_shown(self) -> None:
+        if not self.shown:
+            return
+        layers = [states.layers for states in self.shown if states.layers is not None]
+        h = torch.cat([states.h for states in self.shown])
+        self.unread[0].append(self.steps.begin(h, torch.cat(layers) if layers else None))
+        self.shown = []
 
     def _guess_below(
         self, depth: int, feature: torch.Tensor, chosen: Chosen, seen: list[tuple[int, ...]]

@@ -101,6 +101,16 @@ class Drafter(ABC):
     name: str
     reads: tuple[int, ...] | None = None
 
+    @property
+    def level_share(self) -> float:
+        """Time of one more level of a draft, as a share of a pass over one token; 0 if it does not count."""
+        return 0.0
+
+    def expected(self) -> Sequence[float] | None:
+        """Expected accepted tokens of its best tree of 0, 1, 2, … draft nodes, for drafters that make trees of the size
+        that they are asked for; None if it sizes its trees itself."""
+        return None
+
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> DraftSession:
         """A session for a request with these prompt ids (padding removed)."""

@@ -24,7 +24,20 @@ from medusa_spec.heads.steps import DraftSteps
 from medusa_spec.heads_note import note_of
 from medusa_spec.prepared.draft_step import fast_step
 from medusa_spec.prepared.packed_linear import fast_linear
-from medusa_spec.tree import Candidates, Growth, PathValues, Prices, TokenTree, TreeTemplate, best_tree, chain_template
+from medusa_spec.tree import (
+    Candidates,
+    Growth,
+    PathValues,
+    Prices,
+    TokenTree,
+    TreeTemplate,
+    best_tree,
+    chain_template,
+    expected_accepted,
+)
+
+LARGEST_TREE = 64
+"""Most draft nodes of a tree whose size is chosen by what passes cost."""
 
 
 class HeadsDrafter(Drafter):
@@ -82,6 +95,7 @@ class HeadsDrafter(Drafter):
         self.template, self.values = template, values
         self.growth = growth if self.heads.sequential else None
         self._limited: dict[int, TreeTemplate] = {}
+        self._expected: Sequence[float] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which stack anew: a packed kernel is of this process."""
@@ -100,29 +114,37 @@ class HeadsDrafter(Drafter):
             return _AttendingSession(self)
         return _LevelsSession(self) if self.heads.sequential else _HeadsSession(self)
 
-    def choice(self, limit: int | None, prices: Prices | None) -> Choice | None:
+    def choice(self, limit: int | None, growth: Growth | None) -> Choice | None:
         """What becomes of the guesses of sequential heads in one draft; None if nothing is to be drafted."""
         if limit == 0:
             return None
-        if self.growth is not None:
-            return self.growing(limit, prices)
+        if growth is not None:
+            return self.growing(growth, limit)
         template = self.limited(limit)
         if not template.paths:
             return None
         return TemplateChoice(template, plan_of(template, self.stacked.device), self.draft_ids)
 
-    def growing(
-        self, limit: int | None, prices: Prices | None, candidates: Candidates | None = None
-    ) -> GrowthChoice | None:
-        """A tree that grows, among candidates if there are some; None if the heads have no rules for it."""
-        if self.growth is None:
-            return None
-        growth = self.growth if prices is None else self.growth.priced(prices)
+    def growing(self, growth: Growth, limit: int | None, candidates: Candidates | None = None) -> GrowthChoice:
+        """A tree that grows, among candidates if there are some."""
         return GrowthChoice(growth, self.heads.config.num_heads, limit, self.draft_ids, candidates)
+
+    @property
+    def level_share(self) -> float:
+        """See `Drafter`; as it was where the heads were calibrated."""
+        return 0.0 if self.growth is None else self.growth.level_seconds / self.growth.seconds(1)
+
+    def expected(self) -> Sequence[float] | None:
+        """See `Drafter`; by the calibration's counts, of trees that do not grow."""
+        if self.growth is not None or self.values is None:
+            return None
+        if self._expected is None:
+            self._expected = expected_accepted(self.values, LARGEST_TREE)
+        return self._expected
 
     def limited(self, limit: int | None) -> TreeTemplate:
         """The template for at most `limit` draft nodes: the best of that size if it was calibrated."""
-        if limit is None or limit >= len(self.template.paths):
+        if limit is None or (limit >= len(self.template.paths) and self.values is None):
             return self.template
         if limit not in self._limited:
             if self.values is not None:
@@ -220,21 +242,22 @@ class _SequentialSession(DraftSession):
     """What drafts of heads that see the drafted tokens have in common."""
 
     def __init__(self, drafter: HeadsDrafter) -> None:
-        self.drafter = drafter
-        self.prices: Prices | None = None
+        self.drafter, self.growth = drafter, drafter.growth
 
     def price(self, prices: Prices) -> None:
-        self.prices = prices
+        if self.growth is not None:
+            self.growth = self.growth.priced(prices)
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
-        choice = self.drafter.choice(limit, self.prices)
+        choice = self.drafter.choice(limit, self.growth)
         if choice is None or not self.guess(root, h, choice):
             return TokenTree.root_only(root)
         return choice.tree(root)
 
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
-        choice = self.drafter.growing(None, self.prices, candidates)
-        return choice is not None and self.guess(root, h, choice)
+        if self.growth is None:
+            return False
+        return self.guess(root, h, self.drafter.growing(self.growth, None, candidates))
 
     def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
         """Gives guesses to `choice`, level by level; false if there is nothing to guess from."""

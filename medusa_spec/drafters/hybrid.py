@@ -32,6 +32,11 @@ class HybridDrafter(Drafter):
         self.reads = heads.reads
         self.record = HeadsRecord()
 
+    @property
+    def level_share(self) -> float:
+        """See `Drafter`; look-up has no levels."""
+        return self.heads.level_share
+
     def begin(self, prompt: Sequence[int]) -> DraftSession:
         """A session of both."""
         heads = self.heads.begin(prompt)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import run_data
-from medusa_spec.finetune.dumps import Dump, dump_name, main, read_states, write_dump
+from medusa_spec.finetune.dumps import Dump, dump_files, dump_name, main, read_states, write_dump
 from medusa_spec.finetune.states import run_states
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.target import Target
@@ -154,6 +154,15 @@ def test_what_is_written_is_of_the_engines_layout(whole: FinetuneConfig, tmp_pat
     assert found["hidden_states"].shape == (len(data[3].input_ids), 3, 32)
     h = stored(whole, "train")[3]["h"][0]
     assert torch.equal(found["hidden_states"][:, 2], h)
+
+
+def test_an_export_that_was_killed_and_done_again_holds_each_text_once(whole: FinetuneConfig, tmp_path: Path) -> None:
+    left = tmp_path / "dump" / ".train-0000003.safetensors.x.unfinished"
+    left.mkdir(parents=True)
+    (left / "train-0000003.safetensors").write_bytes(b"half")
+    assert len(dump_files(tmp_path / "dump")) == 1
+    count = write_dump(Path(whole.output), tmp_path / "dump")
+    assert len(dump_files(tmp_path / "dump")) == count
 
 
 def test_states_of_answers_alone_cannot_be_written(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -51,10 +51,11 @@ class FakeMedusa(FakeTarget):
         super().__init__(*arguments)
         self.target = self
         self.drafter, self.medusa_config = SimpleNamespace(name="heads"), None
+        self.speculation = SimpleNamespace(mode="auto")
         self.last_stats = DecodingStats()
 
     def generate(self, input_ids: torch.Tensor, max_new_tokens: int, **arguments: Any) -> Any:
-        plain = arguments.pop("draft_nodes") == 0
+        plain, self.mode = arguments.pop("draft_nodes") == 0, arguments.pop("speculation", None)
         self.name = "plain" if plain else "tree"
         start, speed = self.clock.now, 1 if plain else 2
         output = super().generate(input_ids, max_new_tokens, **arguments)

@@ -23,6 +23,7 @@ class Heads(Drafter):
 
     name = "heads"
     reads = (1,)
+    level_share = 0.25
 
     def __init__(self, chances: tuple[float, float] | None = (0.6, 0.5)) -> None:
         self.chances = chances
@@ -153,7 +154,7 @@ def test_what_heads_would_gain_beside_nothing_is_what_they_gained_and_beside_cer
 def test_all_that_is_told_reaches_both() -> None:
     heads = Heads()
     drafter = HybridDrafter(heads, SuffixDrafter())
-    assert drafter.reads == (1,)
+    assert drafter.reads == (1,) and drafter.level_share == 0.25 and drafter.expected() is None
     session = drafter.begin([1, 2, 3])
     states = ReadStates(h=torch.zeros(2, 4))
     session.read([1, 2], states)

@@ -1,0 +1,90 @@
+"""How far drafting is left to what it brings: the mode, and what a wrapped model has learnt. Knows no loop."""
+
+from collections.abc import Hashable
+
+from transformers.utils import logging
+
+from medusa_spec.backbone import Backbone
+from medusa_spec.controller import Controller, Experience
+from medusa_spec.drafters import Drafter
+from medusa_spec.errors import ConfigError
+from medusa_spec.pass_times import PassTimes, pass_times
+
+logger = logging.get_logger(__name__)
+
+MODES = ("auto", "fixed")
+
+DEFAULT = "auto"
+"""Mode of a model that was wrapped without one."""
+
+HOT = 0.25
+"""Temperatures are told apart in such steps: what is accepted falls with them."""
+
+
+def checked(mode: str) -> str:
+    """The mode.
+
+    Raises:
+        ConfigError: If there is no such mode.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"speculation must be one of {MODES}, got {mode!r}")
+    return mode
+
+
+class Speculation:
+    """The mode of a wrapped model, and its memory.
+
+    `"auto"`: times decide, pass by pass, whether to draft and how much, down to plain decoding; the tokens are the same
+    (in 16-bit arithmetic up to rounding, where passes of another size round otherwise), the number of passes need not
+    be. `"fixed"`: drafts are made at every pass by the rules saved with the heads, whatever they bring: reproducible.
+
+    Args:
+        mode: One of `MODES`; None is `DEFAULT`.
+        prepared: What was done to the target to make it fast, in words.
+    """
+
+    def __init__(self, mode: str | None = None, prepared: str = "") -> None:
+        self.mode, self.prepared = checked(DEFAULT if mode is None else mode), prepared
+        self._times: dict[Hashable, PassTimes | None] = {}
+        self._known: dict[Hashable, Experience] = {}
+
+    def controller(
+        self, backbone: Backbone, drafter: Drafter, *, limit: int | None, temperature: float, mode: str | None = None
+    ) -> Controller | None:
+        """What decides for a request; None if nothing is to be decided.
+
+        Args:
+            backbone: The target.
+            drafter: What drafts.
+            limit: Most draft nodes asked for.
+            temperature: Of sampling; 0 is greedy decoding.
+            mode: For this request; None is the model's.
+        """
+        if limit == 0 or checked(self.mode if mode is None else mode) == "fixed":
+            return None
+        times = self.times(backbone)
+        if times is None:
+            return None
+        key = (drafter.name, id(drafter), round(temperature / HOT))
+        known = self._known.setdefault(key, Experience())
+        expected = drafter.expected()
+        return Controller(times=times, known=known, limit=limit, expected=expected, level_share=drafter.level_share)
+
+    def times(self, backbone: Backbone) -> PassTimes | None:
+        """T(N) of the target where it is now; None if it cannot be timed."""
+        key = (backbone.device, backbone.dtype)
+        if key not in self._times:
+            try:
+                self._times[key] = pass_times(backbone, self.prepared)
+            except Exception as error:  # whatever it was, decoding goes on as it can without times
+                logger.warning(f"passes of this model could not be timed, so speculation='fixed' it is: {error!r}")
+                self._times[key] = None
+        return self._times[key]
+
+    def __getstate__(self) -> dict[str, str]:
+        """For copies and pickles, which learn anew: they may be on another machine."""
+        return {"mode": self.mode, "prepared": self.prepared}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__init__(state["mode"], state["prepared"])  # type: ignore[misc]
