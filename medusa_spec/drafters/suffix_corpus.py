@@ -125,7 +125,9 @@ class SuffixCorpus:
         for segment in self.segments:
             found = segment.notes.get("identity")
             if found != self.identity:
-                raise ConfigError(f"{self.folder} holds ids of {_named(found)}, not of {_named(self.identity)}; {advice}")
+                raise ConfigError(
+                    f"{self.folder} holds ids of {_named(found)}, not of {_named(self.identity)}; {advice}"
+                )
 
 
 def _named(identity: str | None) -> str:

@@ -131,6 +131,4 @@ def _span(name: str) -> tuple[int, int]:
 def _merged(name: str, names: Sequence[str] | dict[str, Segment]) -> bool:
     """Whether another one holds all of it."""
     first, last = _span(name)
-    return any(
-        begin <= first and last <= end for other in names if other != name for begin, end in (_span(other),)
-    )
+    return any(begin <= first and last <= end for other in names if other != name for begin, end in (_span(other),))

@@ -107,7 +107,7 @@ class Segment:
         """Tokens held, marks between texts among them."""
         return len(self._ids)
 
-    def longest(self, wanted: Sequence[int]) -> int:
+    def longest(self, wanted: list[int]) -> int:
         """Most tokens that are the same before any place.
 
         Args:
@@ -117,10 +117,14 @@ class Segment:
         nearest = self._order[max(0, here - 1) : here + 1]
         return max((_common(self._before(place), wanted) for place in nearest), default=0)
 
-    def span(self, wanted: Sequence[int]) -> range:
-        """Where in the order the places stand that have all of these before them."""
-        low = bisect_left(self._order, wanted, key=lambda place: self._before(place, len(wanted)))
-        return range(low, bisect_right(self._order, wanted, low, key=lambda place: self._before(place, len(wanted))))
+    def span(self, wanted: list[int]) -> range:
+        """Numbers, in the order, of the places that have all of these before them."""
+
+        def before(place: int) -> list[int]:
+            return self._before(place, len(wanted))
+
+        low = bisect_left(self._order, wanted, key=before)
+        return range(low, bisect_right(self._order, wanted, low, key=before))
 
     def place(self, number: int) -> int:
         """The place with this number in the order."""

@@ -160,7 +160,7 @@ def test_a_watched_drafter_is_shown_what_the_other_asks_for() -> None:
 
 
 def test_a_watched_drafter_hands_on_all_that_a_drafter_can_be_asked() -> None:
-    """Whatever is added to the base classes must be handed on, too: the base class's own answer would hide the other's."""
+    """What is added to the base classes, too: the base class's own answer would hide the other's."""
     asked: list[str] = []
 
     def method(name: str) -> object:

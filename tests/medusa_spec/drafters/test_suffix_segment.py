@@ -32,13 +32,11 @@ def segment_of(folder: Path, texts: list[list[int]]) -> Segment:
 
 
 @given(TEXTS)
-def test_places_with_enough_before_and_one_behind_are_in_the_order_of_what_stands_before(texts: list[list[int]]) -> None:
+def test_places_with_enough_before_and_one_behind_are_in_the_order_of_what_stands_before(
+    texts: list[list[int]],
+) -> None:
     ids = joined(texts)
-    expected = [
-        place
-        for place in range(LEAST_MATCH, len(ids))
-        if BETWEEN not in ids[place - LEAST_MATCH : place + 1]
-    ]
+    expected = [place for place in range(LEAST_MATCH, len(ids)) if BETWEEN not in ids[place - LEAST_MATCH : place + 1]]
     assert suffix_order(torch.tensor(ids, dtype=torch.int32)).tolist() == sorted(
         expected, key=lambda place: backwards(ids, place)
     )
