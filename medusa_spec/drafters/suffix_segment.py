@@ -68,7 +68,7 @@ def write_segment(path: Path, ids: torch.Tensor, notes: Mapping[str, str]) -> No
         notes: Kept beside them.
     """
     tensors = {_IDS: ids, _ORDER: suffix_order(ids)}
-    checks = {name: zlib.crc32(memoryview(tensor.numpy()).cast("B")) for name, tensor in tensors.items()}
+    checks = {name: zlib.crc32(tensor.numpy().data) for name, tensor in tensors.items()}
     write_tensors(path, tensors, {**notes, "format": FORMAT, _SUM: json.dumps(checks)})
 
 
@@ -101,7 +101,7 @@ class Segment:
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is damaged ({error}); delete it, and add its texts again") from error
         # Python reads single numbers of a memoryview several times faster than of a tensor.
-        self._ids, self._order = memoryview(self.ids.numpy()), memoryview(order.numpy())
+        self._ids, self._order = self.ids.numpy().data, order.numpy().data
 
     def __len__(self) -> int:
         """Tokens held, marks between texts among them."""
