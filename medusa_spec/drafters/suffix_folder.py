@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -45,21 +46,23 @@ class SegmentFolder:
         self.segments: tuple[Segment, ...] = ()
         self._whole: dict[str, Segment] = {}
         self._names: frozenset[str] = frozenset()
+        self._refreshing = Lock()  # a thread that listed the folder earlier must not undo what another one saw
 
     def refresh(self) -> None:
         """Takes in what was added, and leaves out what is gone or damaged, with a warning; lists the folder, no more,
         if nothing changed."""
-        for _ in range(_TRIES):
-            names = self._list()
-            if names == self._names:
+        with self._refreshing:
+            for _ in range(_TRIES):
+                names = self._list()
+                if names == self._names:
+                    return
+                try:
+                    whole = {name: segment for name in sorted(names) if (segment := self._open(name))}
+                except FileNotFoundError:  # it was merged since, so the list is another one now
+                    continue
+                self.segments = tuple(segment for name, segment in whole.items() if not _merged(name, whole))
+                self._whole, self._names = whole, names
                 return
-            try:
-                whole = {name: segment for name in sorted(names) if (segment := self._open(name))}
-            except FileNotFoundError:  # it was merged since, so the list is another one now
-                continue
-            self.segments = tuple(segment for name, segment in whole.items() if not _merged(name, whole))
-            self._whole, self._names = whole, names
-            return
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -11,9 +11,11 @@ from medusa_spec.checkpoint import save_heads
 from medusa_spec.cli import main
 from medusa_spec.cli.generate import read_prompt, sampling_arguments
 from medusa_spec.config import MedusaConfig
+from medusa_spec.drafters import SuffixCorpus
 from medusa_spec.errors import ConfigError
 from medusa_spec.model import MedusaModel
 from medusa_spec.testing import tiny_tokenizer
+from medusa_spec.vocabulary import vocabulary_identity
 
 TEXT = "abcabcabcabcabc"
 
@@ -48,6 +50,20 @@ def test_sampled_text_is_the_models_own_of_the_same_seed(tiny_folder: Path, caps
     assert _run(str(tiny_folder), "--prompt", TEXT, *options.split()) == 0
     expected = _expected(tiny_folder, do_sample=True, temperature=0.7, top_k=20, top_p=0.9)
     assert capsys.readouterr().out == expected + "\n"
+
+
+def test_a_corpus_brings_drafts_and_changes_no_text(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = _expected(tiny_folder, do_sample=False)
+    tokenizer = tiny_tokenizer()
+    corpus = SuffixCorpus(tmp_path / "corpus", identity=vocabulary_identity(tokenizer))
+    corpus.add([tokenizer(TEXT + expected)["input_ids"]])
+    options = ["--prompt", TEXT, "--max-new-tokens", "40", "--no-chat-template", "--drafter", "suffix"]
+    assert _run(str(tiny_folder), *options, "--corpus", str(corpus.folder)) == 0
+    assert capsys.readouterr().out == expected + "\n"
+    assert _run(str(tiny_folder), *options, "--corpus", str(tmp_path / "none")) == 2
+    assert "medusa-spec corpus add" in capsys.readouterr().err
 
 
 def test_marks_and_figures_agree_and_the_text_stays_the_same(
