@@ -280,6 +280,9 @@ def finetune(
     states_dump: Annotated[
         str | None, typer.Option(help="Folder of hidden states that vLLM's extract_hidden_states has written.")
     ] = None,
+    keep_states: Annotated[
+        bool, typer.Option("--keep-states", help="With --distil or --data self: texts are not read again for training.")
+    ] = False,
     eval_prompts: Annotated[
         int | None, typer.Option(help="Held-out prompts decoded after every epoch, for the log; 0: none.")
     ] = None,
@@ -357,6 +360,7 @@ def finetune(
         "batch_tokens": batch_tokens,
         "states_from": states_from,
         "states_dump": states_dump,
+        "keep_states": keep_states or None,
         "eval_prompts": eval_prompts,
         "report_to": tuple(report_to) if report_to else None,
         "report_prompts": report_prompts,
