@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", nargs="?", help="folder or hub id; default: the default model")
     add("--heads", help="folder, packaged name or hub id; default: the model's own, else n-grams")
-    add("--drafter", help='"ngram" needs no heads')
+    add("--drafter", help='"heads", "hybrid", or "suffix" and "ngram", which need no heads')
     add("--prompts", type=Path, default=packaged_prompts(), help="JSON lines with prompt, turns or messages")
     add("--limit", type=int, help="prompts, in turn from all categories")
     add("--max-new-tokens", type=int, default=128)

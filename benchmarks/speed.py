@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", nargs="?", help="folder or hub id; default: the default model")
     add("--heads", help="folder, packaged name or hub id; default: the model's own, else n-grams")
-    add("--drafter", help='"ngram" needs no heads')
+    add("--drafter", help='"heads", "hybrid", or "suffix" and "ngram", which need no heads')
     add("--prompts", type=Path, help="JSON lines with prompt, turns or messages")
     add("--limit", type=int, help="prompts to decode, in turn from all categories")
     add("--per-category", type=int, help="most prompts of each category")

@@ -7,7 +7,9 @@ if TYPE_CHECKING:
     from medusa_spec.config import MedusaConfig as MedusaConfig
     from medusa_spec.drafters import Drafter as Drafter
     from medusa_spec.drafters import DraftSession as DraftSession
+    from medusa_spec.drafters import HybridDrafter as HybridDrafter
     from medusa_spec.drafters import NgramDrafter as NgramDrafter
+    from medusa_spec.drafters import SuffixDrafter as SuffixDrafter
     from medusa_spec.errors import MedusaError as MedusaError
     from medusa_spec.export import export_heads as export_heads
     from medusa_spec.heads import HeadsConfig as HeadsConfig
@@ -25,11 +27,13 @@ _HOMES = {
     "DraftSession": "medusa_spec.drafters",
     "Drafter": "medusa_spec.drafters",
     "HeadsConfig": "medusa_spec.heads",
+    "HybridDrafter": "medusa_spec.drafters",
     "MedusaConfig": "medusa_spec.config",
     "MedusaError": "medusa_spec.errors",
     "MedusaHeads": "medusa_spec.heads",
     "MedusaModel": "medusa_spec.model",
     "NgramDrafter": "medusa_spec.drafters",
+    "SuffixDrafter": "medusa_spec.drafters",
     "TokenTree": "medusa_spec.tree",
     "TreeTemplate": "medusa_spec.tree",
     "export_heads": "medusa_spec.export",
@@ -40,11 +44,13 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "HeadsConfig",
+    "HybridDrafter",
     "MedusaConfig",
     "MedusaError",
     "MedusaHeads",
     "MedusaModel",
     "NgramDrafter",
+    "SuffixDrafter",
     "TokenTree",
     "TreeTemplate",
     "__version__",

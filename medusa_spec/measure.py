@@ -85,7 +85,7 @@ def compare(
     _check(max_new_tokens, draft_nodes, generation)
     generation = {"do_sample": False, "max_new_tokens": max_new_tokens, **generation}
     arms = _arms(model, baseline, draft_nodes, speculation)
-    if chat_template and model.drafter.name == "heads":
+    if chat_template and model.drafter.name in ("heads", "hybrid"):
         check_chat_template(model.medusa_config, tokenizer)
     session = _Session(model, tokenizer, arms, generation, chat_template, seed, watch)
     if warm_up:

@@ -14,7 +14,7 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import heads_folder, names_heads, save_heads, target_of
 from medusa_spec.config import MedusaConfig
 from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
-from medusa_spec.drafters import Drafter, HeadsDrafter, NgramDrafter
+from medusa_spec.drafters import Drafter, HeadsDrafter, HybridDrafter, NgramDrafter, SuffixDrafter
 from medusa_spec.errors import ConfigError
 from medusa_spec.generation import generate
 from medusa_spec.head_adapters import load_with_adapter, save_active
@@ -49,7 +49,9 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
             them; an adapter of heads, whose heads are loaded with it; `"mtp"` for the MTP layers that the target's own
             checkpoint ships. None makes untrained Medusa heads, which begin as the target's own LM head, unless the
             drafter needs none.
-        drafter: `"heads"`, `"ngram"` (needs no training) or a `Drafter` of your own.
+        drafter: `"heads"`; `"suffix"`, what followed before in this and earlier texts (needs no training); `"hybrid"`,
+            both in one tree, or the latter alone where no heads are given; `"ngram"`, the plainest look-up; or a
+            `Drafter` of your own.
         tree: Template for the heads; None takes the one saved with them.
         speculation: `"auto"` lets what passes cost here and what drafts bring decide, pass by pass, how much is
             drafted, down to plain decoding; `"fixed"` always drafts by the heads' own rules. See `Speculation`.
@@ -305,5 +307,14 @@ def _heads_drafter(model: MedusaModel, tree: TreeTemplate | None) -> Drafter:
     )
 
 
-DRAFTERS = {"heads": _heads_drafter, "ngram": lambda model, tree: NgramDrafter()}
+def _hybrid_drafter(model: MedusaModel, tree: TreeTemplate | None) -> Drafter:
+    return SuffixDrafter() if model.heads is None else HybridDrafter(_heads_drafter(model, tree))
+
+
+DRAFTERS = {
+    "heads": _heads_drafter,
+    "hybrid": _hybrid_drafter,
+    "ngram": lambda model, tree: NgramDrafter(),
+    "suffix": lambda model, tree: SuffixDrafter(),
+}
 """Drafters by name."""

@@ -55,7 +55,10 @@ Heads = Annotated[
         help='Heads: a folder, a packaged name or a hub id; "mtp": layers that the checkpoint ships.', metavar="NAME"
     ),
 ]
-Drafter = Annotated[str | None, typer.Option(help='Draft by something else: "ngram" needs no training.')]
+Drafter = Annotated[
+    str | None,
+    typer.Option(help='Draft by "heads", "hybrid" (and by what stood before), "suffix" or "ngram" (no heads needed).'),
+]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest continuation, in tokens.")]
 DraftNodes = Annotated[int | None, typer.Option(min=0, help="Most draft nodes per pass; default: the heads' own tree.")]
 TreeNodes = Annotated[int | None, typer.Option(min=1, help="Most draft nodes per pass; default: the heads' own tree.")]

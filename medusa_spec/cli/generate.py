@@ -29,7 +29,7 @@ def generate(
     """Write the continuation to standard output, notes and figures to standard error."""
     if loaded.note:
         print(loaded.note, file=sys.stderr)
-    if chat_template and loaded.model.drafter.name == "heads":
+    if chat_template and loaded.model.drafter.name in ("heads", "hybrid"):
         check_chat_template(loaded.model.medusa_config, loaded.tokenizer)
     encoded = encode(loaded.tokenizer, as_prompt(prompt).messages, chat_template=chat_template)
     arguments: dict[str, Any] = {name: tensor.to(loaded.model.device) for name, tensor in encoded.items()}

@@ -44,9 +44,9 @@ def load(name: str | None, heads: str | None, drafter: str | None, *, dtype: str
     path, note = name, ""
     if name is None:
         path = str(default_model_path())
-        if heads is None and drafter is None:
+        if heads is None and drafter in (None, "hybrid"):
             heads = DEFAULT_HEADS if DEFAULT_HEADS in packaged_heads() else None
-            note = "" if heads else NO_PACKAGED_HEADS
+            note = "" if heads or drafter else NO_PACKAGED_HEADS
     elif heads is None and drafter is None and not names_heads(name):
         note = NO_HEADS
     if note:

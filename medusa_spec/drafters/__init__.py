@@ -6,6 +6,18 @@ from medusa_spec.drafters.base import FixedDraft as FixedDraft
 from medusa_spec.drafters.base import ReadStates as ReadStates
 from medusa_spec.drafters.base import check_draft as check_draft
 from medusa_spec.drafters.heads import HeadsDrafter as HeadsDrafter
+from medusa_spec.drafters.hybrid import HybridDrafter as HybridDrafter
 from medusa_spec.drafters.ngram import NgramDrafter as NgramDrafter
+from medusa_spec.drafters.suffix import SuffixDrafter as SuffixDrafter
 
-__all__ = ["DraftSession", "Drafter", "FixedDraft", "HeadsDrafter", "NgramDrafter", "ReadStates", "check_draft"]
+__all__ = [
+    "DraftSession",
+    "Drafter",
+    "FixedDraft",
+    "HeadsDrafter",
+    "HybridDrafter",
+    "NgramDrafter",
+    "ReadStates",
+    "SuffixDrafter",
+    "check_draft",
+]

@@ -25,6 +25,11 @@ def test_an_asked_for_drafter_needs_no_note(tiny_folder: Path) -> None:
     assert loaded.note == "" and loaded.model.drafter.name == "ngram"
 
 
+def test_hybrid_is_look_up_alone_where_there_are_no_heads(tiny_folder: Path) -> None:
+    loaded = load(str(tiny_folder), None, "hybrid")
+    assert loaded.note == "" and loaded.model.drafter.name == "suffix" and loaded.labels["drafter"] == "hybrid"
+
+
 def test_baseline_is_the_same_model_untouched_in_other_memory(tiny_folder: Path) -> None:
     loaded = load(str(tiny_folder), None, "ngram")
     baseline, target = load_baseline(loaded.model), loaded.model.target
@@ -50,6 +55,8 @@ def test_default_model_drafts_with_packaged_heads_if_there_are_any(real_model_pa
     has_heads = DEFAULT_HEADS in packaged_heads()
     assert loaded.model.drafter.name == ("heads" if has_heads else "ngram")
     assert bool(loaded.note) != has_heads
+    loaded.model.detach()
+    assert load(None, None, "hybrid").model.drafter.name == ("hybrid" if has_heads else "suffix")
 
 
 def test_the_baseline_of_heads_with_an_adapted_target_is_the_adapted_target(tiny_folder: Path, tmp_path: Path) -> None:
