@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from medusa_spec.cost import best_size
 from medusa_spec.pass_times import OUTLIER, PassTimes
+from medusa_spec.slope import Slope
 from medusa_spec.stats import Decision
 from medusa_spec.tree import Prices
 
@@ -53,6 +54,7 @@ class Experience:
             neither the prefix nor the speed of the machine is in them.
         drafted: Time of a drafted step; None before the first.
         beside: What of that is beside the pass.
+        level: How that grows with the levels of the draft.
     """
 
     account: float = RISK
@@ -62,6 +64,7 @@ class Experience:
     plain: float = 1.0
     drafted: float | None = None
     beside: float = 0.0
+    level: Slope = field(default_factory=Slope)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ class Controller:
         limit: Most draft nodes that were asked for; None for no bound.
         expected: Expected accepted tokens of the drafter's best tree of 0, 1, 2, … nodes, by its calibration; None
             where it sizes its trees itself.
-        level_share: Time of a level of the draft; see `Drafter.level_share`.
+        level_share: Time of a level of the draft, as long as it was not seen; see `Drafter.level_share`.
 
     Attributes:
         decisions: Changes of mind, the first step's among them.
@@ -128,9 +131,8 @@ class Controller:
         token, unit = known.plain, self.times.seconds(1, prefix)
         if known.drafted is not None and known.gain is not None:
             token = min(token, known.drafted / (1.0 + known.gain))
-        return Prices(
-            token_seconds=token * unit, level_seconds=self.level_share * unit, pass_seconds=tuple(table.items())
-        )
+        level = self.level_share if known.level.value is None else max(0.0, known.level.value)
+        return Prices(token_seconds=token * unit, level_seconds=level * unit, pass_seconds=tuple(table.items()))
 
     def _best_size(self, prefix: int) -> int | None:
         if self.expected is None:
@@ -140,7 +142,9 @@ class Controller:
         size = best_size(gains, self.times.table(prefix), self.known.beside * self.times.seconds(1, prefix))
         return max(1, size)  # whether to draft at all is the account's affair
 
-    def observe(self, *, size: int, prefix: int, accepted: int, passed: float, step: float) -> None:
+    def observe(
+        self, *, size: int, prefix: int, accepted: int, passed: float, step: float, draft: float = 0.0, levels: int = 0
+    ) -> None:
         """Is told what became of the step that was planned.
 
         Args:
@@ -149,6 +153,8 @@ class Controller:
             accepted: Draft tokens accepted.
             passed: Seconds of the pass.
             step: Seconds of the whole step.
+            draft: Seconds of the draft.
+            levels: Levels of it; see `DraftSession.levels`.
         """
         known = self.known
         self.times.observe(size, prefix, passed)
@@ -165,6 +171,8 @@ class Controller:
             cost = min(step / unit, OUTLIER * (known.drafted or step / unit))
             known.beside = _mean(None if known.drafted is None else known.beside, max(0.0, step - passed) / unit)
             known.drafted = _mean(known.drafted, cost)
+            if levels:
+                known.level.add(levels, min(draft / unit, OUTLIER * known.beside))
         net = 1.0 + accepted - cost / known.plain
         known.gain = _mean(known.gain, accepted)
         if self.expected is not None and size > 1 and self.expected[min(size, len(self.expected)) - 1]:

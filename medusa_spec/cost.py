@@ -36,11 +36,24 @@ def measure_pass_times(
         Seconds by N.
     """
     cache = filled_cache(backbone, prefix)
-    return median_seconds({size: pass_timer(backbone, size, cache) for size in sizes}, repeats)
+    return timed_in_turn({size: pass_timer(backbone, size, cache) for size in sizes}, repeats)
 
 
-def median_seconds(timers: Mapping[Any, Callable[[], None]], rounds: int, *, warm_up: bool = True) -> dict[Any, float]:
-    """Median seconds of each function, by key; all run in turn, and a first round for warming up does not count."""
+def timed_in_turn(
+    timers: Mapping[Any, Callable[[], None]],
+    rounds: int,
+    *,
+    warm_up: bool = True,
+    of: Callable[[Sequence[float]], float] = statistics.median,
+) -> dict[Any, float]:
+    """Seconds of each function, by key.
+
+    Args:
+        timers: The functions; all run in turn, so that a machine that drifts does it to all of them.
+        rounds: How often each runs.
+        warm_up: Whether a first round does not count.
+        of: What is made of the rounds.
+    """
     seconds: dict[Any, list[float]] = {key: [] for key in timers}
     for lap in range(rounds + warm_up):
         for key, run in timers.items():
@@ -48,7 +61,7 @@ def median_seconds(timers: Mapping[Any, Callable[[], None]], rounds: int, *, war
             run()
             if lap or not warm_up:
                 seconds[key].append(perf_counter() - began)
-    return {key: statistics.median(values) for key, values in seconds.items()}
+    return {key: of(values) for key, values in seconds.items()}
 
 
 def pass_timer(backbone: Backbone, size: int, cache: SlabCache) -> Callable[[], None]:

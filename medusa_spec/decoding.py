@@ -83,11 +83,11 @@ class Request:
             self.session.price(plan.prices)
         return plan.limit
 
-    def learn(self, size: int, accepted: int, passed: float, step: float) -> None:
-        """What became of that step: N, draft tokens accepted, seconds of the pass and of the whole."""
+    def learn(self, size: int, accepted: int, *, passed: float, step: float, draft: float = 0.0) -> None:
+        """What became of that step: N, draft tokens accepted, seconds of the pass, of the whole, and of the draft."""
         if self.controller is not None:
-            prefix = self.cache.lengths[0]
-            self.controller.observe(size=size, prefix=prefix, accepted=accepted, passed=passed, step=step)
+            where = {"size": size, "prefix": self.cache.lengths[0], "accepted": accepted, "levels": self.session.levels}
+            self.controller.observe(**where, passed=passed, step=step, draft=draft)
 
     @property
     def holds_whole_text(self) -> bool:
@@ -118,7 +118,8 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
 
         began, root, h = clock.last, accepted.tokens[-1], out.h[0, accepted.path[-1]]
         tree = draft(backbone, request, root, h)
-        stats.seconds["draft"] += clock.lap()
+        drafted = clock.lap()
+        stats.seconds["draft"] += drafted
 
         ids, tree_pass = lay_out(tree, cache, backbone.device)
         stats.seconds["lay_out"] += clock.lap()
@@ -139,7 +140,7 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         show(request, [tree.tokens[node] for node in kept], out, kept)
         request.session.observe(accepted.tokens[:gained])
         stats.record_pass(tree.shape, accepted.path, gained)
-        request.learn(tree.size, len(accepted.path) - 1, passed, clock.last - began)
+        request.learn(tree.size, len(accepted.path) - 1, passed=passed, step=clock.last - began, draft=drafted)
         stats.seconds["rest"] += clock.lap()
     if request.controller is not None:
         stats.decisions += request.controller.decisions

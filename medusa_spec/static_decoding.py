@@ -217,7 +217,7 @@ class _Run:
         self.request.session.observe(tokens[:gained])
         self.stats.record_pass(shape, path, gained)
         seconds = self.clock.lap()
-        self.request.learn(shape.size, len(path) - 1, seconds, seconds)
+        self.request.learn(shape.size, len(path) - 1, passed=seconds, step=seconds)
         self.stats.seconds["verify"] += seconds
 
     def _enter(self, h: torch.Tensor) -> bool:

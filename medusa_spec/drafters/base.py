@@ -40,7 +40,13 @@ class ReadStates:
 
 
 class DraftSession(ABC):
-    """A drafter's state for one request; never shared between threads."""
+    """A drafter's state for one request; never shared between threads.
+
+    Attributes:
+        levels: Levels of the last draft, one after the other, for what each costs; 0 where that does not count.
+    """
+
+    levels: int = 0
 
     @abstractmethod
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:

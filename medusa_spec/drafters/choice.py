@@ -24,7 +24,13 @@ class Chosen:
 
 
 class Choice(ABC):
-    """What becomes of the guesses of a draft, level by level."""
+    """What becomes of the guesses of a draft, level by level.
+
+    Attributes:
+        levels: Levels taken so far.
+    """
+
+    levels: int = 0
 
     @abstractmethod
     def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
@@ -48,6 +54,7 @@ class TemplateChoice(Choice):
 
     def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
         """See `Choice`."""
+        self.levels += 1
         level = self.plan.levels[depth]
         tokens = logits.topk(level.width, dim=-1).indices.flatten()[level.slots]
         if self.draft_ids is not None:
@@ -80,6 +87,7 @@ class GrowthChoice(Choice):
 
     def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
         """See `Choice`."""
+        self.levels += 1
         if self.growth.temperature != 1.0:
             logits = logits / self.growth.temperature
         best = logits.topk(min(self.growth.width, logits.shape[1]), dim=-1)

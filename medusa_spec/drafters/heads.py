@@ -250,14 +250,20 @@ class _SequentialSession(DraftSession):
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
         choice = self.drafter.choice(limit, self.growth)
+        self.levels = 0
         if choice is None or not self.guess(root, h, choice):
             return TokenTree.root_only(root)
+        self.levels = choice.levels
         return choice.tree(root)
 
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        self.levels = 0
         if self.growth is None:
             return False
-        return self.guess(root, h, self.drafter.growing(self.growth, None, candidates))
+        choice = self.drafter.growing(self.growth, None, candidates)
+        guessed = self.guess(root, h, choice)
+        self.levels = choice.levels
+        return guessed
 
     def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
         """Gives guesses to `choice`, level by level; false if there is nothing to guess from."""

@@ -86,7 +86,7 @@ class _HybridSession(DraftSession):
         self.heads, self.suffix, self.record = heads, suffix, record
         self.prices = prices
         suffix.price(prices)
-        self.levels: int | None = None  # of the last draft, if it was the heads' alone
+        self.alone: int | None = None  # levels of the last draft, if it was the heads' alone
 
     def price(self, prices: Prices) -> None:
         self.prices = prices
@@ -100,19 +100,24 @@ class _HybridSession(DraftSession):
         self.heads.forget()
 
     def observe(self, tokens: Sequence[int]) -> None:
-        if self.levels is not None:
-            self.record.add(len(tokens) - 1, self.levels)
-            self.levels = None
+        if self.alone is not None:
+            self.record.add(len(tokens) - 1, self.alone)
+            self.alone = None
         self.heads.observe(tokens)
         self.suffix.observe(tokens)
 
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
-        self.levels = None
+        self.alone, self.levels = None, 0
         self.suffix.propose(root, h, candidates)
-        return self._sure(candidates) or self.heads.propose(root, h, candidates)
+        return self._sure(candidates) or self._heads_propose(root, h, candidates)
+
+    def _heads_propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        proposed = self.heads.propose(root, h, candidates)
+        self.levels = self.heads.levels
+        return proposed
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
-        self.levels = None
+        self.alone, self.levels = None, 0
         if limit == 0:
             return TokenTree.root_only(root)
         candidates = Candidates()
@@ -120,14 +125,15 @@ class _HybridSession(DraftSession):
         found = candidates.best(self.prices, limit)
         if self._sure(candidates):
             return _tree(root, found)
-        if self.heads.propose(root, h, candidates):
+        if self._heads_propose(root, h, candidates):
             tree = _tree(root, candidates.best(self.prices, limit))
         elif found.expected > self.record.gain:
             return _tree(root, found)
         else:
             tree = self.heads.draft(root, h, limit)
+            self.levels = self.heads.levels
         if found.shape.size == 1:
-            self.levels = tree.shape.max_depth
+            self.alone = tree.shape.max_depth
         return tree
 
     def _sure(self, candidates: Candidates) -> bool:

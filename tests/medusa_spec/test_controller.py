@@ -168,6 +168,18 @@ def test_prices_are_told_at_the_start_and_now_and_then():
     assert prices.pass_seconds == tuple(deciding.times.table(256).items())
 
 
+def test_the_price_of_a_level_is_learnt_where_drafts_differ():
+    deciding = controller(level_share=0.04)
+    assert deciding.prices(256).level_seconds == pytest.approx(0.04)
+    for place in range(60):
+        deciding.plan(256, place)
+        levels = 1 + place % 3
+        draft = 0.05 + 0.12 * levels
+        deciding.observe(size=NODES, prefix=256, accepted=2, passed=1.1, step=1.1 + draft, draft=draft, levels=levels)
+    prices = deciding.prices(256)
+    assert prices.level_seconds / deciding.times.seconds(1, 256) == pytest.approx(0.12, rel=0.1)
+
+
 def test_a_plain_pass_says_nothing_of_drafts():
     known = Experience(wait=5, gain=0.4, drafted=1.5)
     deciding = controller(known)
