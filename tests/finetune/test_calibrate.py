@@ -18,7 +18,7 @@ from medusa_spec.finetune.stages import read_done
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
 from medusa_spec.heads import HeadsConfig, make_heads
-from medusa_spec.tree import Growth, TokenTree, best_tree, chain_template, expected_accepted
+from medusa_spec.tree import TokenTree, best_tree, chain_template, expected_accepted
 
 
 def again(finished: FinetuneConfig, folder: Path, **changes: object) -> FinetuneConfig:
@@ -136,13 +136,11 @@ def test_parallel_heads_get_rules_by_which_their_trees_grow(
     assert growth.token_seconds == pytest.approx(1 / best, rel=1e-3)
     model = MedusaModel(Target(config).model, tmp_path / "run" / "heads", probe=False)
     assert model.drafter.growth == growth
-    model.drafter.growth = Growth(**(growth.to_dict() | {"temperature": 0.5}))  # heads that are sure of something
-    sizes = set()
-    for seed in range(4):
-        ids = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(seed))
-        model.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=None)
-        sizes |= set(model.last_stats.pass_sizes)
-    assert len(sizes) > 1
+    output = model.generate(torch.arange(3, 12)[None], do_sample=False, max_new_tokens=20)
+    assert model.last_stats.drafted_passes > 0
+    assert torch.equal(
+        output, model.generate(torch.arange(3, 12)[None], do_sample=False, max_new_tokens=20, draft_nodes=0)
+    )
 
 
 def test_where_plain_decoding_is_fastest_the_saved_heads_decode_plainly(
