@@ -80,7 +80,9 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         tree, times, drafts = choose_tree(values, config.max_tree_size, heads, target.backbone)
     else:
         tree, times, drafts = best_tree(values, min(config.tree_size, len(expected) - 1)), {}, {}
-    growth = growth_rules(config, heads, expected, times, drafts) if times and heads.sequential else None
+    # Parallel heads are all asked before a tree is made: where no tree pays for that, nothing is to be drafted.
+    grows = times and (heads.sequential or tree.paths)
+    growth = growth_rules(config, heads, values, tree, times, drafts) if grows else None
     result |= {
         "growth": None if growth is None else growth.to_dict(),
         "tree_size": len(tree.paths),
@@ -164,29 +166,36 @@ def choose_tree(
 def growth_rules(
     config: FinetuneConfig,
     heads: DraftHeads,
-    expected: list[float],
+    values: PathValues,
+    tree: TreeTemplate,
     times: dict[int, float],
     drafts: dict[int, float],
 ) -> Growth:
     """The rules by which trees of these heads grow on this machine.
 
-    The price of a token is what it would cost with the best static tree if a draft took one level's time: levels are
-    weighed one by one as the tree grows.
+    The price of a token is what it costs with the best static tree. Sequential heads weigh levels one by one as a tree
+    grows, so of them that tree is charged one level's time. The others guess all depths at once, those that the best
+    static tree pays for, and a level is free.
 
     Args:
         config: The run, for its held-out states.
-        heads: Sequential ones.
-        expected: Expected μ of the best static tree of every size.
+        heads: Of any family.
+        values: Counts.
+        tree: The best static tree.
         times: Seconds of a pass by N.
         drafts: Seconds of a draft by depth.
     """
     store = held_out_store(config, heads.config.num_heads)
     model = TrainedHeads(heads, depth_decay=config.depth_decay)
-    chances = measure_chances(model, in_order(store, attends=heads.attends), CHANCE_POSITIONS)
-    deepest = max(drafts)
-    level = max(0.0, (drafts[deepest] - drafts[1]) / max(deepest - 1, 1))
-    size = best_size(expected, times, extra=drafts[1])
-    token = (interpolate(times, size + 1) + drafts[1]) / (1.0 + expected[size])
+    width = min(config.tree_width, heads.config.num_draft_tokens)
+    chances = measure_chances(model, in_order(store, attends=heads.attends), CHANCE_POSITIONS, width)
+    deepest = max(drafts) if heads.sequential else tree.depth
+    sunk, level = drafts[1 if heads.sequential else deepest], 0.0
+    if heads.sequential:
+        level = max(0.0, (drafts[deepest] - drafts[1]) / max(deepest - 1, 1))
+    expected = expected_accepted(values.up_to(deepest), config.max_tree_size)
+    size = best_size(expected, times, extra=sunk)
+    token = (interpolate(times, size + 1) + sunk) / (1.0 + expected[size])
     return Growth(
         token_seconds=token,
         level_seconds=level,
@@ -194,6 +203,7 @@ def growth_rules(
         temperature=chances.temperature,
         coverage=chances.coverage,
         hit=chances.hit,
+        **({} if heads.sequential else {"width": width}),
     )
 
 

@@ -117,6 +117,32 @@ def test_the_record_names_no_path_of_this_machine(finished: FinetuneConfig, tmp_
     assert saved.chat_template_hash is not None and saved.lm_head_hash is not None
 
 
+def test_parallel_heads_get_rules_by_which_their_trees_grow(
+    finished: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A level costs nothing; the draft of all heads is paid before a tree is made."""
+    monkeypatch.setattr(
+        calibrate, "measure_pass_times", lambda backbone, sizes, prefix: {n: 1 + n / 999 for n in sizes}
+    )
+    monkeypatch.setattr(calibrate, "draft_seconds", lambda heads, backbone, tree: 0.0001 * tree.depth)
+    config = again(finished, tmp_path / "run", tree_size=None)
+    result = run_calibrate(config, Target(config))
+    growth = read_config(tmp_path / "run" / "heads").growth
+    assert growth is not None and result["growth"] == growth.to_dict()
+    assert (growth.level_seconds, growth.width) == (0.0, config.tree_width)
+    depth = result["tree_depth"]
+    expected = expected_accepted(read_config(tmp_path / "run" / "heads").values.up_to(depth), 15)
+    best = max((1 + mu) / (1 + (size + 1) / 999 + 0.0001 * depth) for size, mu in enumerate(expected))
+    assert growth.token_seconds == pytest.approx(1 / best, rel=1e-3)
+    model = MedusaModel(Target(config).model, tmp_path / "run" / "heads", probe=False)
+    assert model.drafter.growth == growth
+    output = model.generate(torch.arange(3, 12)[None], do_sample=False, max_new_tokens=20)
+    assert model.last_stats.drafted_passes > 0
+    assert torch.equal(
+        output, model.generate(torch.arange(3, 12)[None], do_sample=False, max_new_tokens=20, draft_nodes=0)
+    )
+
+
 def test_where_plain_decoding_is_fastest_the_saved_heads_decode_plainly(
     finished: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,4 +151,4 @@ def test_where_plain_decoding_is_fastest_the_saved_heads_decode_plainly(
     assert run_calibrate(config, Target(config))["tree_size"] == 0
     model = MedusaModel(Target(config).model, tmp_path / "run" / "heads", probe=False)
     model.generate(torch.arange(3, 9)[None], do_sample=False, max_new_tokens=4)
-    assert set(model.last_stats.pass_sizes) == {1}
+    assert set(model.last_stats.pass_sizes) == {1} and model.medusa_config.growth is None
