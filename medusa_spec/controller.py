@@ -4,11 +4,13 @@ All gains are counted in tokens of plain decoding: a drafted step that accepts a
 1 + a - c. The controller keeps an account of what drafting has netted lately:
 
 ```
-account    RISK ┤ ╭──╮    ╭─╮            drafting while it is above zero; it cannot rise above RISK, so that a text
-                │╭╯  ╰╮  ╭╯ ╰╮           that turns unpredictable is left after RISK tokens were lost, no more
+account   stake ┤ ╭──╮    ╭─╮            drafting while it is above zero; it cannot rise above the stake, so that a
+                │╭╯  ╰╮  ╭╯ ╰╮           text that turns unpredictable is left after the stake is lost, no more
               0 ┼┴────┴──┴───┴┐    ╭─
                 └─────────────┴────┴──   then plain steps until the loss is PRICE of them, and a small account
 ```
+
+The stake is RISK and a share of what drafting has earned so far: who has earned may lose a little of it by chance.
 """
 
 from collections.abc import Sequence
@@ -21,9 +23,15 @@ from medusa_spec.stats import Decision
 from medusa_spec.tree import Prices
 
 RISK = 2.0
-"""Tokens that drafting may lose, after it has paid, before it is given up."""
+"""Tokens that drafting may lose before it is given up."""
 
-PROBE = 0.7
+REINVESTED, MOST_REINVESTED = 0.25, 6.0
+"""Share of what it has earned that it may lose beside that, and the most of it."""
+
+FORGOTTEN = 1 / 512
+"""Share of what was earned that is forgotten at each step."""
+
+PROBE = 1.0
 """Tokens that a probe may lose."""
 
 PRICE = 0.02
@@ -47,6 +55,7 @@ class Experience:
 
     Attributes:
         account: Tokens that drafting may still lose.
+        earned: Tokens that it has brought, all in all, what is long ago counting less.
         wait: Plain steps before drafting is tried (again).
         gain: Mean of accepted draft tokens per drafted step; None before the first.
         ratio: Accepted tokens over those that the calibration expected, for trees of fixed shape.
@@ -58,6 +67,7 @@ class Experience:
     """
 
     account: float = RISK
+    earned: float = 0.0
     wait: int = 0
     gain: float | None = None
     ratio: float = 1.0
@@ -65,6 +75,11 @@ class Experience:
     drafted: float | None = None
     beside: float = 0.0
     level: Slope = field(default_factory=Slope)
+
+    @property
+    def stake(self) -> float:
+        """Most tokens that the account can hold."""
+        return RISK + min(REINVESTED * max(0.0, self.earned), MOST_REINVESTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +89,13 @@ class Plan:
     Attributes:
         limit: Most draft nodes; 0 is a plain step, None leaves it to the drafter.
         prices: What passes and tokens cost, if they are to be told anew.
+        free: Most draft nodes that cost no time to draft, where the step is plain otherwise; see
+            `DraftSession.draft_free`.
     """
 
     limit: int | None
     prices: Prices | None = None
+    free: int | None = 0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -113,12 +131,12 @@ class Controller:
             gain = 0.0 if known.gain is None else known.gain
             self.decisions.append(Decision(token=token, drafting=drafting, gain=gain, needed=self.needed))
             self._spell, self._netted = 0, 0.0
+        prices = None if self._spell % AGAIN else self.prices(prefix)
         if not drafting:
-            return Plan(limit=0)
-        if self._spell % AGAIN:
-            return Plan(limit=self._size)
-        self._size = self._best_size(prefix)
-        return Plan(limit=self._size, prices=self.prices(prefix))
+            return Plan(limit=0, prices=prices, free=self.limit)
+        if prices is not None:
+            self._size = self._best_size(prefix)
+        return Plan(limit=self._size, prices=prices)
 
     @property
     def needed(self) -> float:
@@ -162,9 +180,8 @@ class Controller:
         self._spell += 1
         if known.wait > 0:
             known.wait -= 1
-            known.plain = _mean(known.plain, min(step / unit, OUTLIER * known.plain))
-            if known.wait == 0:
-                known.account = PROBE
+            if size == 1:
+                known.plain = _mean(known.plain, min(step / unit, OUTLIER * known.plain))
             return
         cost = passed / unit + known.beside
         if self._spell > WARM_UP:
@@ -178,9 +195,11 @@ class Controller:
         if self.expected is not None and size > 1 and self.expected[min(size, len(self.expected)) - 1]:
             known.ratio = _mean(known.ratio, accepted / self.expected[min(size, len(self.expected)) - 1])
         self._netted += net
-        known.account = min(known.account + net, RISK)
+        known.earned += net - FORGOTTEN * known.earned
+        known.account = min(known.account + net, known.stake)
         if known.account < 0.0:
             known.wait = max(LEAST_WAIT, round(-self._netted / PRICE))
+            known.account = known.stake if self._netted > 0.0 else PROBE
 
 
 def _mean(mean: float | None, value: float) -> float:

@@ -103,7 +103,7 @@ class StaticSteps:
         if self.reason is not None:
             return out, accepted
         root, h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
-        nodes = request.plan()  # once for all steps: their shape is fixed
+        nodes = request.plan().limit  # once for all steps: their shape is fixed
         draft = plain_draft() if nodes == 0 else request.session.fixed(h, nodes)
         self.reason = reason_against(request, backbone, draft)
         if self.reason is not None or draft is None:

@@ -74,6 +74,15 @@ class DraftSession(ABC):
         """
         return False
 
+    def draft_free(self, root: int, limit: int | None) -> TokenTree:
+        """What can be proposed in no time to speak of, while drafts that take some do not pay; a lone root for nothing.
+
+        Args:
+            root: As for `draft`, and so is limit.
+            limit: Most draft nodes.
+        """
+        return TokenTree.root_only(root)
+
     def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
         """The same proposals as `draft` makes for hidden states like h [H], in fixed form; None where there is none."""
         return None

@@ -18,7 +18,7 @@ class HybridDrafter(Drafter):
 
     Heads and look-up propose into one pool, where what both propose is one node, and the nodes that pay best become the
     tree: so they share one budget by expected gain. Heads that give no chances draft alone, where the look-up expects
-    less of its own tree than they gained so far.
+    less of its own tree than they gained so far. Where drafts of heads do not pay, the look-up goes on alone.
 
     Args:
         heads: Drafts with heads: `HeadsDrafter`, or any other whose drafts cost time.
@@ -136,8 +136,19 @@ class _HybridSession(DraftSession):
             self.alone = tree.shape.max_depth
         return tree
 
+    def draft_free(self, root: int, limit: int | None) -> TokenTree:
+        self.alone, self.levels = None, 0
+        candidates = Candidates()
+        self.suffix.propose(root, None, candidates)
+        return _tree(root, candidates.best(self.prices, limit))
+
     def _sure(self, candidates: Candidates) -> bool:
-        """Whether what the heads could add is worth less than the time in which they draft."""
+        """Whether there are guesses beside which the heads' could add less than the time in which they draft is worth.
+
+        Whether they pay at all is not asked here: who does not try them would never learn it.
+        """
+        if len(candidates.values) == 1:
+            return False
         price = self.record.levels * self.prices.level_seconds / self.prices.token_seconds
         return self.record.gain_beside(candidates) < price
 
