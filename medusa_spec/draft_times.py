@@ -2,6 +2,8 @@
 
 import statistics
 import time
+from collections.abc import Callable
+from itertools import chain, repeat
 
 import torch
 
@@ -9,7 +11,7 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.cost import filled_cache, pass_timer
 from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
 from medusa_spec.heads import DraftHeads
-from medusa_spec.tree import TreeTemplate
+from medusa_spec.tree import TreeTemplate, chain_template
 
 PREFIX = 256
 """Tokens before the pass whose time is measured: a usual chat."""
@@ -23,14 +25,33 @@ USUAL_SIZE = 8
 
 def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, repeats: int = 15) -> float:
     """Median seconds of one draft of a tree, a pass of the target before each: it leaves no weights in the caches."""
-    drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=heads.projection.weight.device)
     target_pass = pass_timer(backbone, USUAL_SIZE, filled_cache(backbone, PREFIX))
-    session, h, seconds = drafter.begin([]), made_up_h(drafter), list[float]()
-    for lap in range(repeats):
+    lap = _laps(heads, backbone, tree, target_pass)
+    return statistics.median(lap() for _ in range(repeats))
+
+
+def draft_seconds_by_depth(heads: DraftHeads, backbone: Backbone, *, repeats: int = 15) -> dict[int, float]:
+    """Median seconds of drafts of chains of 1 to K guesses, timed in turn as the machine drifts."""
+    target_pass = pass_timer(backbone, USUAL_SIZE, filled_cache(backbone, PREFIX))
+    depths = range(1, heads.config.num_heads + 1)
+    laps = {depth: _laps(heads, backbone, chain_template(depth), target_pass) for depth in depths}
+    seconds = [{depth: lap() for depth, lap in laps.items()} for _ in range(repeats)]
+    return {depth: statistics.median(each[depth] for each in seconds) for depth in depths}
+
+
+def _laps(
+    heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, target_pass: Callable[[], None]
+) -> Callable[[], float]:
+    """A function that makes the next draft of a text and gives its seconds; the first one reads a whole prompt."""
+    drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=heads.projection.weight.device)
+    session, h, counts = drafter.begin([]), made_up_h(drafter), chain([PREFIX], repeat(USUAL_GAIN))
+
+    def lap() -> float:
         target_pass()
-        show(session, drafter, h, PREFIX if lap == 0 else USUAL_GAIN)
-        seconds.append(_timed(session, h))
-    return statistics.median(seconds)
+        show(session, drafter, h, next(counts))
+        return _timed(session, h)
+
+    return lap
 
 
 def first_draft_seconds(drafter: HeadsDrafter, prefix: int, *, repeats: int = 3) -> float:

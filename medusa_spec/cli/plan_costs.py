@@ -5,12 +5,11 @@ from typing import Any
 import torch
 
 from medusa_spec.cost import filled_cache
-from medusa_spec.draft_times import draft_seconds, first_draft_seconds, made_up_h, show
+from medusa_spec.draft_times import draft_seconds_by_depth, first_draft_seconds, made_up_h, show
 from medusa_spec.drafters import HeadsDrafter
 from medusa_spec.economics import Costs
 from medusa_spec.footprint import Footprint, cache_bytes, free_bytes, layer_states, module_bytes
 from medusa_spec.model import MedusaModel
-from medusa_spec.tree import chain_template
 
 TOKENS = 32
 """Decoded to see what a step costs beside draft and pass."""
@@ -28,10 +27,9 @@ def measure_costs(
         prefix: Tokens that heads which attend read at first.
         repeats: Drafts of every depth that count.
     """
-    depths = range(1, drafter.heads.config.num_heads + 1)
     # One lap more: the first of heads that attend reads a whole prompt.
-    drafts = {d: draft_seconds(drafter.heads, model.backbone, chain_template(d), repeats=repeats + 1) for d in depths}
-    reading = first_draft_seconds(drafter, prefix) - drafts[drafter.template.depth or max(depths)]
+    drafts = draft_seconds_by_depth(drafter.heads, model.backbone, repeats=repeats + 1)
+    reading = first_draft_seconds(drafter, prefix) - drafts[drafter.template.depth or max(drafts)]
     return Costs(passes=passes, drafts=drafts, rest=rest_seconds(model), reading=max(0.0, reading))
 
 

@@ -5,7 +5,7 @@ import torch
 
 from medusa_spec import draft_times
 from medusa_spec.backbone import Backbone
-from medusa_spec.draft_times import PREFIX, USUAL_GAIN, draft_seconds, first_draft_seconds
+from medusa_spec.draft_times import PREFIX, USUAL_GAIN, draft_seconds, draft_seconds_by_depth, first_draft_seconds
 from medusa_spec.drafters import DraftSession, HeadsDrafter
 from medusa_spec.heads import DraftHeads, HeadsConfig, fitted_options, make_heads
 from medusa_spec.testing import tiny
@@ -68,6 +68,14 @@ def test_the_time_of_a_draft_is_that_of_whole_trees(backbone, monkeypatch, kind,
     assert 0 < draft_seconds(heads_of(backbone, kind, options), backbone, chain_template(K), repeats=4) < 1
     assert [tree.size for tree in noted.trees] == [K + 1] * 4
     assert noted.shown == ([PREFIX] + [USUAL_GAIN] * 3 if kind.startswith("eagle") else [])
+
+
+@FAMILIES
+def test_depths_are_timed_in_turn(backbone, monkeypatch, kind, options) -> None:
+    noted = Noted(monkeypatch)
+    found = draft_seconds_by_depth(heads_of(backbone, kind, options), backbone, repeats=2)
+    assert list(found) == [1, 2, 3] and all(0 < seconds < 1 for seconds in found.values())
+    assert [tree.shape.max_depth for tree in noted.trees] == [1, 2, 3] * 2
 
 
 @FAMILIES
