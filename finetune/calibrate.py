@@ -1,18 +1,14 @@
 """The calibrate stage: which rank paths were right on held-out states, and the tree that follows. Saves the heads."""
 
-import statistics
-import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from medusa_spec import head_adapters
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import TARGET_ADAPTER
 from medusa_spec.config import MedusaConfig
-from medusa_spec.cost import SIZES, best_size, filled_cache, interpolate, measure_pass_times, pass_timer
-from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
+from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times
+from medusa_spec.draft_times import PREFIX, draft_seconds
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import in_order
 from medusa_spec.finetune.chances import measure_chances
@@ -27,17 +23,8 @@ from medusa_spec.heads import DraftHeads
 from medusa_spec.prepare import prepare
 from medusa_spec.tree import Growth, PathValues, TreeTemplate, best_tree, chain_template, count_paths, expected_accepted
 
-PREFIX = 256
-"""Tokens before the pass whose time is measured: a usual chat."""
-
 CHANCE_POSITIONS = 1 << 14
 """Held-out positions at which probabilities are calibrated."""
-
-USUAL_GAIN = 3
-"""Tokens that a step gains, which heads that attend read in the next."""
-
-USUAL_SIZE = 8
-"""Nodes of the target's passes between which drafts are timed."""
 
 SHOWN_SIZES = (1, 3, 7, 15, 31, 63)
 """Tree sizes, in draft nodes, that the record lists."""
@@ -205,28 +192,6 @@ def growth_rules(
         hit=chances.hit,
         **({} if heads.sequential else {"width": width}),
     )
-
-
-def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, repeats: int = 15) -> float:
-    """Median seconds of one draft of a tree, a pass of the target before each: it leaves no weights in the caches."""
-    drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=heads.projection.weight.device)
-    h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=heads.projection.weight.device)
-    target_pass = pass_timer(backbone, USUAL_SIZE, filled_cache(backbone, PREFIX))
-    session, seconds = drafter.begin([]), list[float]()
-    for lap in range(repeats):
-        target_pass()
-        if drafter.reads is not None:
-            _show(session, heads, h, PREFIX if lap == 0 else USUAL_GAIN)
-        began = time.perf_counter()
-        session.draft(0, h, None)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
-
-
-def _show(session: DraftSession, heads: DraftHeads, h: torch.Tensor, count: int) -> None:
-    """Shows a session made-up states of as many tokens."""
-    layers = h.expand(count, len(heads.taps), -1) if heads.taps else None
-    session.read([0] * count, ReadStates(h=h.expand(count, -1), layers=layers))
 
 
 def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict[str, Any]:

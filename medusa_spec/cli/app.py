@@ -177,6 +177,43 @@ def bench(
 
 
 @app.command()
+def plan(
+    model: Annotated[str | None, typer.Argument(help="Folder or hub id; default: the default model.")] = None,
+    heads: Heads = None,
+    prefix: Annotated[int, typer.Option(min=1, help="Tokens before the passes that are timed.")] = 256,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of the text whose memory is reckoned.")] = 4096,
+    batch: Annotated[int | None, typer.Option(min=2, help="Also time passes over so many rows.")] = None,
+    measure: Annotated[
+        Path | None, typer.Option(help="Also decode some of these prompts (JSON lines) plainly and with trees.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of --measure, in turn from all categories.")] = 4,
+    max_new_tokens: MaxNewTokens = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of every measurement; the median counts.")] = 5,
+    dtype: Dtype = DType.auto,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")] = False,
+) -> None:
+    """Say what drafting would bring on this machine, and when not to draft."""
+    from json import dumps
+
+    from medusa_spec.cli.plan import plan as run
+    from medusa_spec.cli.plan_table import plan_table
+
+    found = run(
+        model=model,
+        heads=heads,
+        prefix=prefix,
+        context=context,
+        batch=batch,
+        measure=measure,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        dtype=dtype.value,
+    )
+    print(dumps(found.to_dict()) if json else plan_table(found))
+
+
+@app.command()
 def finetune(
     model: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
     data: Annotated[

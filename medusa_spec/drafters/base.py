@@ -61,6 +61,11 @@ class DraftSession(ABC):
             A tree of at most `limit` draft nodes; a lone root means plain decoding for this pass.
         """
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that it keeps for every token of the text; 0 if it keeps nothing that counts."""
+        return 0
+
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
         """Adds its guesses to those of others, with the chances that they are right, instead of making a tree of them.
 

@@ -322,6 +322,10 @@ class _AttendingSession(_SequentialSession):
         super().__init__(drafter)
         self.inner: TextDraft | None = None
 
+    @property
+    def bytes_per_token(self) -> int:
+        return 0 if self.inner is None else self.inner.bytes_per_token
+
     def read(self, ids: Sequence[int], states: ReadStates) -> None:
         if self.inner is None:
             self.drafter.follow(states.h)

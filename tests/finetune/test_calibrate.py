@@ -10,15 +10,13 @@ import torch
 from medusa_spec import MedusaModel
 from medusa_spec.checkpoint import read_config
 from medusa_spec.cost import SIZES
-from medusa_spec.drafters import DraftSession, HeadsDrafter
 from medusa_spec.finetune import calibrate
-from medusa_spec.finetune.calibrate import count, draft_seconds, run_calibrate
+from medusa_spec.finetune.calibrate import count, run_calibrate
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.stages import read_done
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
-from medusa_spec.heads import HeadsConfig, make_heads
-from medusa_spec.tree import TokenTree, best_tree, chain_template, expected_accepted
+from medusa_spec.tree import best_tree, expected_accepted
 
 
 def again(finished: FinetuneConfig, folder: Path, **changes: object) -> FinetuneConfig:
@@ -72,39 +70,6 @@ def test_real_times_choose_a_size_within_bounds(finished: FinetuneConfig, tmp_pa
     config = again(finished, tmp_path / "run", tree_size=None)
     result = run_calibrate(config, Target(config))
     assert 0 <= result["tree_size"] <= 15 and all(s > 0 for s in result["pass_seconds"].values())
-    target = Target(config)
-    assert 0 < draft_seconds(load_trained(config, target.backbone), target.backbone, chain_template(2)) < 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [("eagle", {}), ("eagle3", {"taps": "0,1", "tied": False}), ("hydra", {})]
-)
-def test_the_time_of_a_draft_is_that_of_whole_trees(
-    finished: FinetuneConfig, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, object]
-) -> None:
-    """Heads that attend draft nothing before they were shown a text."""
-    backbone = Target(finished).backbone
-    config = HeadsConfig(
-        hidden_size=backbone.hidden_size, vocab_size=backbone.vocab_size, kind=kind, num_heads=3, options=options
-    )
-    heads = make_heads(config, backbone.projection(), None, backbone.embedding())
-    trees: list[TokenTree] = []
-    begin = HeadsDrafter.begin
-
-    def noting(self: HeadsDrafter, prompt: list[int]) -> DraftSession:
-        session = begin(self, prompt)
-        draft = session.draft
-
-        def note(*arguments: object) -> TokenTree:
-            trees.append(draft(*arguments))  # type: ignore[arg-type]
-            return trees[-1]
-
-        session.draft = note  # type: ignore[method-assign]
-        return session
-
-    monkeypatch.setattr(HeadsDrafter, "begin", noting)
-    assert 0 < draft_seconds(heads, backbone, chain_template(3), repeats=4) < 1
-    assert [tree.size for tree in trees] == [4] * 4
 
 
 def test_the_record_names_no_path_of_this_machine(finished: FinetuneConfig, tmp_path: Path) -> None:

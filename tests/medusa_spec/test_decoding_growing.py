@@ -9,11 +9,12 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from medusa_spec import MedusaModel
 from medusa_spec.backbone import Backbone
-from medusa_spec.drafters import HeadsDrafter
+from medusa_spec.drafters import HeadsDrafter, HybridDrafter
 from medusa_spec.finetune.store import make_targets
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import DraftHeads, HeadsConfig, MedusaHeads
 from medusa_spec.native.build import library
+from medusa_spec.pass_times import PassTimes
 from medusa_spec.prepare import prepare
 from medusa_spec.prepared.packed_linear import available
 from medusa_spec.testing import tiny
@@ -134,6 +135,23 @@ def test_the_same_seed_gives_the_tokens_of_plain_sampling(by_heart, settings):
         assert torch.equal(torch.get_rng_state(), state)
         accepted += model.last_stats.accepted
     assert accepted > 0
+
+
+@pytest.mark.parametrize("dear", [False, True], ids=["cheap", "dear"])
+def test_at_the_prices_of_the_moment_the_text_is_the_same(by_heart, monkeypatch, dear):
+    """Where passes over more nodes take ages, trees shrink; in a pool with what stood before, too."""
+    ids = by_heart.text[:, :8]
+    times = PassTimes({0: {size: 1e-3 * (1 + dear * size) for size in (1, 2, 8, 64)}})
+    monkeypatch.setattr("medusa_spec.speculation.pass_times", lambda backbone, prepared: times)
+    nodes = []
+    for drafter in (None, "hybrid"):
+        model = by_heart.model(FREE)
+        chosen = model.drafter if drafter is None else HybridDrafter(model.drafter)
+        output = model.generate(ids, do_sample=False, max_new_tokens=NEW, drafter=chosen, speculation="auto")
+        assert torch.equal(output, by_heart.text[:, : 8 + NEW])
+        nodes += model.last_stats.nodes
+        model.detach()
+    assert max(nodes) <= 10 if dear else max(nodes) > 10
 
 
 def test_greedy_with_processors_equals_plain_greedy(by_heart):
