@@ -42,7 +42,7 @@ def advise(
         batch: T(N) by N of passes with `rows` rows; None if not measured.
         rows: Of those passes.
     """
-    found = [_overall(best), _one_token_kernel(costs), _compute_bound(costs)]
+    found = [_overall(best), _one_token_kernel(costs), _compute_bound(costs, best)]
     if best is not None:
         found += [_short_outputs(costs, best), _temperature(best), _batch(costs, best, batch, rows)]
     return sorted(found, key=lambda advice: advice.holds is not True)
@@ -71,13 +71,15 @@ def _one_token_kernel(costs: Costs) -> Advice:
     return Advice(name="kernels", holds=holds, text=text)
 
 
-def _compute_bound(costs: Costs) -> Advice:
+def _compute_bound(costs: Costs, best: Forecast | None) -> Advice:
     ratio = costs.ratio(8)
-    holds = ratio > COMPUTE_BOUND
     text = f"a pass over 8 tokens takes {ratio:.2f} times one over 1"
-    if holds:
-        text += ": arithmetic bounds it rather than reading weights, so that nodes are dear. Draft little, or nothing"
-    return Advice(name="compute", holds=holds, text=text)
+    if ratio <= COMPUTE_BOUND:
+        return Advice(name="compute", holds=False, text=text)
+    text += ": arithmetic bounds it rather than reading weights, so that nodes are dear"
+    if best is not None and best.honest is not None and best.honest >= HARDLY:
+        return Advice(name="compute", holds=None, text=f"{text}. Trees much larger than {best.nodes} do not pay")
+    return Advice(name="compute", holds=True, text=f"{text}. Draft little, or nothing")
 
 
 def _short_outputs(costs: Costs, best: Forecast) -> Advice:

@@ -37,10 +37,12 @@ def test_kernels_that_are_fast_at_one_token_alone_are_named(seconds, holds):
     assert found.holds == holds and ("4-bit" in found.text) == holds
 
 
-@pytest.mark.parametrize(("seconds", "holds"), [(19.9, False), (20.1, True)])
-def test_passes_that_arithmetic_bounds_are_named(seconds, holds):
-    found = advice(costs(passes={1: 10.0, 8: seconds}))["compute"]
-    assert found.holds == holds and ("arithmetic" in found.text) == holds
+@pytest.mark.parametrize(("seconds", "mu", "holds"), [(19.9, 1.0, False), (20.1, 1.0, True), (20.1, 3.0, None)])
+def test_passes_that_arithmetic_bounds_are_named(seconds, mu, holds):
+    """Where a small tree pays all the same, they speak against larger ones alone."""
+    found = advice(costs(passes={1: 10.0, 8: seconds}), mu)["compute"]
+    assert found.holds is holds and ("arithmetic" in found.text) == (seconds > 20)
+    assert ("larger than 7" in found.text) == (holds is None)
 
 
 def test_short_outputs_are_those_that_do_not_pay_for_the_first_draft():
