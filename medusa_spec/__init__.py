@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from medusa_spec.drafters import DraftSession as DraftSession
     from medusa_spec.drafters import HybridDrafter as HybridDrafter
     from medusa_spec.drafters import NgramDrafter as NgramDrafter
+    from medusa_spec.drafters import SuffixCorpus as SuffixCorpus
     from medusa_spec.drafters import SuffixDrafter as SuffixDrafter
     from medusa_spec.errors import MedusaError as MedusaError
     from medusa_spec.export import export_heads as export_heads
@@ -33,6 +34,7 @@ _HOMES = {
     "MedusaHeads": "medusa_spec.heads",
     "MedusaModel": "medusa_spec.model",
     "NgramDrafter": "medusa_spec.drafters",
+    "SuffixCorpus": "medusa_spec.drafters",
     "SuffixDrafter": "medusa_spec.drafters",
     "TokenTree": "medusa_spec.tree",
     "TreeTemplate": "medusa_spec.tree",
@@ -50,6 +52,7 @@ __all__ = [
     "MedusaHeads",
     "MedusaModel",
     "NgramDrafter",
+    "SuffixCorpus",
     "SuffixDrafter",
     "TokenTree",
     "TreeTemplate",

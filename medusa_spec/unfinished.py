@@ -43,6 +43,16 @@ def remove_unfinished(folder: Path) -> None:
                 _remove_left(Path(place) / name)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps others who ask for the same lock waiting, other processes and threads; a kill takes it away."""
+    lock = _lock(folder, wait=True)
+    try:
+        yield
+    finally:
+        _unlock(lock)
+
+
 def _remove_left(folder: Path) -> None:
     lock = _lock(folder, wait=False)
     if lock is not None:

@@ -47,13 +47,15 @@ def make_targets() -> set[str]:
 
 def unknown_options(words: list[str]) -> list[str]:
     """What of a `medusa-spec` call the command line would refuse by name."""
-    known = typer.main.get_command(app).commands
-    if words[0].startswith("-"):
-        return [word for word in words if word != "--help"]
-    if words[0] not in known:
-        return [words[0]]
-    options = {option for parameter in known[words[0]].params for option in parameter.opts}
-    shown = {word.split("=")[0] for word in words[1:] if word.startswith("--")}
+    command, words = typer.main.get_command(app), list(words)
+    while hasattr(command, "commands"):  # a group
+        if words[0].startswith("-"):
+            return [word for word in words if word != "--help"]
+        if words[0] not in command.commands:
+            return [words[0]]
+        command = command.commands[words.pop(0)]
+    options = {option for parameter in command.params for option in parameter.opts}
+    shown = {word.split("=")[0] for word in words if word.startswith("--")}
     return sorted(shown - options - {"--help"})
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from medusa_spec.cli.corpus_app import corpus as corpus_app
 from medusa_spec.errors import ConfigError
 
 app = typer.Typer(
@@ -14,6 +15,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Faster decoding of a Hugging Face causal language model, with exactly its own output.",
 )
+
+app.add_typer(corpus_app, name="corpus")
 
 
 class DType(str, Enum):
@@ -59,6 +62,9 @@ Drafter = Annotated[
     str | None,
     typer.Option(help='Draft by "heads", "hybrid" (and by what stood before), "suffix" or "ngram" (no heads needed).'),
 ]
+Corpus = Annotated[
+    Path | None, typer.Option(help="Folder of texts for suffix and hybrid to look up in; see medusa-spec corpus.")
+]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest continuation, in tokens.")]
 DraftNodes = Annotated[int | None, typer.Option(min=0, help="Most draft nodes per pass; default: the heads' own tree.")]
 TreeNodes = Annotated[int | None, typer.Option(min=1, help="Most draft nodes per pass; default: the heads' own tree.")]
@@ -95,6 +101,7 @@ def generate(
     model: Annotated[str, typer.Argument(help="Folder or hub id of the model, or of heads.")],
     heads: Heads = None,
     drafter: Drafter = None,
+    corpus: Corpus = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue; default: stdin.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="File of the text to continue.")] = None,
     max_new_tokens: MaxNewTokens = 256,
@@ -118,7 +125,7 @@ def generate(
     sampling = sampling_arguments(temperature, top_k, top_p)
     text = read_prompt(prompt, prompt_file)
     run(
-        load(model, heads, drafter, dtype=dtype.value),
+        load(model, heads, drafter, dtype=dtype.value, corpus=corpus),
         text,
         sampling=sampling,
         max_new_tokens=max_new_tokens,
@@ -135,6 +142,7 @@ def bench(
     model: Annotated[str | None, typer.Argument(help="Folder or hub id; default: the default model.")] = None,
     heads: Heads = None,
     drafter: Drafter = None,
+    corpus: Corpus = None,
     prompts: Annotated[
         Path | None,
         typer.Option(help="JSON lines with prompt, turns or messages; default: packaged ones."),
@@ -159,6 +167,7 @@ def bench(
         model=model,
         heads=heads,
         drafter=drafter,
+        corpus=corpus,
         prompts=prompts,
         limit=limit,
         per_category=per_category,

@@ -16,6 +16,7 @@ def bench(
     model: str | None = None,
     heads: str | None = None,
     drafter: str | None = None,
+    corpus: Path | None = None,
     prompts: Path | None = None,
     limit: int | None = None,
     per_category: int | None = None,
@@ -34,6 +35,7 @@ def bench(
         model: Folder or hub id; None means the default model.
         heads: Folder, packaged name or hub id; None lets the model say, else n-gram look-up.
         drafter: Name of another drafter.
+        corpus: Folder of texts for the drafters "suffix" and "hybrid".
         prompts: JSON lines; None means the packaged ones.
         limit: Decode so many prompts, taken in turn from all categories.
         per_category: Decode at most so many of each category.
@@ -51,7 +53,7 @@ def bench(
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature else {}
     path = packaged_prompts() if prompts is None else prompts
     asked = read_prompts(path, limit=limit, per_category=per_category)
-    loaded = load(model, heads, drafter, dtype=dtype)
+    loaded = load(model, heads, drafter, dtype=dtype, corpus=corpus)
     if loaded.note:
         print(loaded.note, file=sys.stderr)
     return compare(

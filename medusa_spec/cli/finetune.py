@@ -35,7 +35,7 @@ def finetune(
         from medusa_spec.finetune.pipeline import run_pipeline
         from medusa_spec.finetune.processes import everyone
     except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        raise missing_package(error) from error
     given = {name: value for name, value in settings.items() if value is not None}
     config = FinetuneConfig(model=model, data=data, output=output or ".", **given)
     if preview:
@@ -49,8 +49,8 @@ def finetune(
         print(f"Try them: medusa-spec generate {folder / 'heads'} --show-accepted")
 
 
-def _missing(error: ModuleNotFoundError) -> Exception:
+def missing_package(error: ModuleNotFoundError) -> Exception:
     """An error that names the extra; the same one if the module is this library's own."""
     if (error.name or "").startswith("medusa_spec"):
         return error
-    return MedusaError(f"fine-tuning needs the package {error.name!r}, which is not installed: {EXTRA}")
+    return MedusaError(f"fine-tuning and its records need the package {error.name!r}, which is not installed: {EXTRA}")

@@ -1,6 +1,7 @@
 """What a command decodes with: model, heads or another drafter, tokenizer, untouched baseline."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import (
@@ -12,12 +13,16 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from medusa_spec.checkpoint import names_heads, packaged_heads
+from medusa_spec.cli.corpus import open_corpus
 from medusa_spec.default_model import DEFAULT_MODEL, default_model_path
-from medusa_spec.errors import CheckpointError
+from medusa_spec.drafters import Drafter, HybridDrafter, SuffixDrafter
+from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.model import MedusaModel
 from medusa_spec.target_adapter import with_adapter
+from medusa_spec.vocabulary import vocabulary_identity
 
 DEFAULT_HEADS = "smollm2-135m"
+CORPUS_DRAFTERS = ("suffix", "hybrid")
 NO_HEADS = "No heads were given: drafts come from n-gram look-up in the text itself (no training)."
 NO_PACKAGED_HEADS = (
     "The package carries no trained heads for the default model: drafts come from n-gram look-up "
@@ -36,12 +41,20 @@ class Loaded:
 
 
 def load(
-    name: str | None, heads: str | None, drafter: str | None, *, dtype: str = "auto", speculation: str | None = None
+    name: str | None,
+    heads: str | None,
+    drafter: str | None,
+    *,
+    dtype: str = "auto",
+    speculation: str | None = None,
+    corpus: Path | None = None,
 ) -> Loaded:
     """Load the model named (None: the default one) with its heads, or else with n-gram look-up.
 
     `name` may be a folder of heads, which knows its model; `speculation` is the mode, None the library's own choice.
     """
+    if corpus is not None and drafter not in CORPUS_DRAFTERS:
+        raise ConfigError(f"--corpus: expected --drafter {' or '.join(CORPUS_DRAFTERS)} beside it, got {drafter}")
     disable_progress_bar()  # loading bars would stand between the lines of text
     path, note = name, ""
     if name is None:
@@ -61,17 +74,28 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(target_name(model))
     except OSError as error:  # what Hugging Face raises for files that are not there
         raise CheckpointError(f"model: expected a folder or a hub id, got {path!r}: {error}") from error
-    labels = {
+    if corpus is not None:
+        _look_up_in(corpus, model.drafter, tokenizer)
+    labels: dict[str, Any] = {
         "model": DEFAULT_MODEL if name is None else name,
         "heads": heads,
         "drafter": drafter or "heads",
     }
+    if corpus is not None:
+        labels["corpus"] = str(corpus)
     return Loaded(
         model=model,
         tokenizer=tokenizer,
         labels=labels,
         note=note,
     )
+
+
+def _look_up_in(corpus: Path, drafter: Drafter, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives a drafter the corpus, if it is of the same tokenizer."""
+    suffix = drafter.suffix if isinstance(drafter, HybridDrafter) else drafter
+    assert isinstance(suffix, SuffixDrafter)
+    suffix.corpus = open_corpus(corpus, vocabulary_identity(tokenizer))
 
 
 def load_baseline(model: MedusaModel) -> PreTrainedModel:

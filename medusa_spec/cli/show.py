@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from medusa_spec.drafters import Drafter, DraftSession, ReadStates
-from medusa_spec.tree import TokenTree
+from medusa_spec.tree import Candidates, Prices, TokenTree
 
 GREEN_UNDERLINED, RESET = "\x1b[32;4m", "\x1b[0m"
 BRACKETS = "‹", "›"
@@ -127,12 +127,23 @@ class WatchedDrafter(Drafter):
         self._drafter = drafter
         self._drafted = drafted
 
+    @property
+    def level_share(self) -> float:
+        """See `Drafter`."""
+        return self._drafter.level_share
+
+    def expected(self) -> Sequence[float] | None:
+        """See `Drafter`."""
+        return self._drafter.expected()
+
     def begin(self, prompt: Sequence[int]) -> DraftSession:
         """A session of the other drafter, watched."""
         return _WatchedSession(self._drafter.begin(prompt), self._drafted)
 
 
 class _WatchedSession(DraftSession):
+    """All of another session but `fixed`: trees that the host never reads could be shown to nobody."""
+
     def __init__(self, session: DraftSession, drafted: Callable[[TokenTree], None]) -> None:
         self._session = session
         self._drafted = drafted
@@ -141,6 +152,12 @@ class _WatchedSession(DraftSession):
         tree = self._session.draft(root, h, limit)
         self._drafted(tree)
         return tree
+
+    def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        return self._session.propose(root, h, candidates)
+
+    def price(self, prices: Prices) -> None:
+        self._session.price(prices)
 
     def observe(self, tokens: Sequence[int]) -> None:
         self._session.observe(tokens)

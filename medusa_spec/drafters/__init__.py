@@ -9,6 +9,7 @@ from medusa_spec.drafters.heads import HeadsDrafter as HeadsDrafter
 from medusa_spec.drafters.hybrid import HybridDrafter as HybridDrafter
 from medusa_spec.drafters.ngram import NgramDrafter as NgramDrafter
 from medusa_spec.drafters.suffix import SuffixDrafter as SuffixDrafter
+from medusa_spec.drafters.suffix_corpus import SuffixCorpus as SuffixCorpus
 
 __all__ = [
     "DraftSession",
@@ -18,6 +19,7 @@ __all__ = [
     "HybridDrafter",
     "NgramDrafter",
     "ReadStates",
+    "SuffixCorpus",
     "SuffixDrafter",
     "check_draft",
 ]

@@ -9,6 +9,7 @@ from medusa_spec.drafters.base import Drafter, DraftSession
 from medusa_spec.drafters.continuations import Continuations
 from medusa_spec.drafters.earlier_texts import EarlierTexts
 from medusa_spec.drafters.evidence import Evidence
+from medusa_spec.drafters.suffix_corpus import SuffixCorpus
 from medusa_spec.drafters.text_index import LEAST_TOKENS, LONGEST_MATCH, Place, TextIndex
 from medusa_spec.errors import ConfigError
 from medusa_spec.tree import Candidates, Prices, TokenTree
@@ -26,14 +27,16 @@ LEAST_VALUE = 0.01
 class SuffixDrafter(Drafter):
     """Looks the end of the text up in itself and in earlier texts, and proposes what followed, the likeliest as a tree.
 
-    Chances are frequencies: how often a guess with the same support was right so far (`Evidence`). A node is drafted if
-    its chance pays its price. Where nothing matches the pass is a plain one and costs microseconds.
+    Chances are frequencies: how often a guess with the same support was right so far (`Evidence`); drafts for which the
+    corpus was needed are counted by themselves. A node is drafted if its chance pays its price. Where nothing matches
+    the pass is a plain one and costs microseconds, or some tens of them for every file of a corpus.
 
     Args:
         session_tokens: Most tokens of earlier requests that are remembered, 20 bytes each; 0 for none, so that a
             request's draft depends on nothing but its own text and what was counted.
         max_depth: Longest continuation.
         prices: What nodes cost until a session is told.
+        corpus: Texts on the disk, asked for matches longer than those at hand. Only `add` writes into it.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -41,24 +44,34 @@ class SuffixDrafter(Drafter):
 
     name = "suffix"
 
-    def __init__(self, *, session_tokens: int = 1 << 20, max_depth: int = 24, prices: Prices = USUAL_PRICES) -> None:
+    def __init__(
+        self,
+        *,
+        session_tokens: int = 1 << 20,
+        max_depth: int = 24,
+        prices: Prices = USUAL_PRICES,
+        corpus: SuffixCorpus | None = None,
+    ) -> None:
         if max_depth < 1:
             raise ConfigError(f"max_depth must be 1 or more, got {max_depth}")
         if session_tokens and session_tokens < LEAST_TOKENS:
             raise ConfigError(f"session_tokens must be 0 or {LEAST_TOKENS} or more, got {session_tokens}")
         self.max_depth, self.prices = max_depth, prices
-        self.earlier, self.evidence = EarlierTexts(session_tokens), Evidence()
+        self.corpus, self.earlier = corpus, EarlierTexts(session_tokens)
+        self.evidence, self.corpus_evidence = Evidence(), Evidence()
 
     def begin(self, prompt: Sequence[int]) -> DraftSession:
-        """A session that has read the prompt, and knows the texts of sessions that are gone."""
+        """A session that has read the prompt, and knows the texts of sessions that are gone and of the corpus."""
         self.earlier.take_over()
+        if self.corpus is not None:
+            self.corpus.refresh()
         return _SuffixSession(self, prompt)
 
 
 class _SuffixSession(DraftSession):
     def __init__(self, drafter: SuffixDrafter, prompt: Sequence[int]) -> None:
         self.drafter, self.prices = drafter, drafter.prices
-        self.evidence = Evidence(drafter.evidence)
+        self.evidence, self.corpus_evidence = Evidence(drafter.evidence), Evidence(drafter.corpus_evidence)
         self.text = array("i", prompt)
         self.index: TextIndex | None = None
         self.indexed = 0
@@ -75,9 +88,10 @@ class _SuffixSession(DraftSession):
 
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
         self.continuations = None
-        places = self.places()
-        if places:
-            self.continuations = Continuations(places, self.evidence)
+        at_hand = self.places()
+        beyond = self.places_in_corpus(above=max((place.length for place in at_hand), default=1))
+        if at_hand or beyond:
+            self.continuations = Continuations(at_hand + beyond, self.corpus_evidence if beyond else self.evidence)
             self.continuations.add_to(candidates, max(LEAST_VALUE, self.prices.node_price))
         return True
 
@@ -100,3 +114,9 @@ class _SuffixSession(DraftSession):
         found = self.index.find(context, depth=depth)
         longest = max((place.length for place in found), default=1)
         return found + self.drafter.earlier.find(context, above=longest, depth=depth)
+
+    def places_in_corpus(self, above: int) -> list[Place]:
+        """Where more than so many tokens of the end of the text stood in the corpus."""
+        if self.drafter.corpus is None:
+            return []
+        return self.drafter.corpus.find(self.text[-LONGEST_MATCH:], above=above, depth=self.drafter.max_depth)

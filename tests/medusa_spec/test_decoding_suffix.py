@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_spec import HybridDrafter, MedusaModel, SuffixDrafter
+from medusa_spec import HybridDrafter, MedusaModel, SuffixCorpus, SuffixDrafter
 from medusa_spec.drafters import Drafter, HeadsDrafter
 from medusa_spec.heads import HeadsConfig, fitted_options, make_heads
 from medusa_spec.tree import Growth, Prices, TreeTemplate
@@ -72,6 +72,17 @@ def test_greedy_through_any_tree_equals_plain_greedy(any_model, prompt):
             assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=NEW), answer)
         stats = model.last_stats
         assert stats.accepted > NEW // 2 and stats.new_tokens == sum(stats.spans) == NEW
+        model.detach()
+
+
+def test_a_corpus_that_knows_the_answer_changes_no_token(any_model, prompt, tmp_path):
+    ids = prompt(6)
+    answer = plain(any_model, ids)
+    SuffixCorpus(tmp_path).add([answer[0].tolist()])
+    for kind in KINDS:
+        model = drafting(any_model, kind, corpus=SuffixCorpus(tmp_path))
+        assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=NEW), answer)
+        assert model.last_stats.accepted > NEW // 2
         model.detach()
 
 

@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from medusa_spec import unfinished as module
-from medusa_spec.unfinished import remove_unfinished, unfinished
+from medusa_spec.unfinished import locked, remove_unfinished, unfinished
 
 WRITER = """
 import pathlib, sys, time
@@ -90,3 +91,20 @@ def test_without_locks_files_are_written_and_nothing_is_taken_for_a_rest(
         remove_unfinished(tmp_path)
         assert folder.exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_keeps_others_waiting_and_is_given_back(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def other() -> None:
+        with locked(tmp_path):
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with pytest.raises(OSError, match="full"), locked(tmp_path):
+        thread.start()
+        thread.join(0.1)
+        order.append("first")
+        raise OSError("full")
+    thread.join()
+    assert order == ["first", "other"]

@@ -9,8 +9,11 @@ from transformers import AutoModelForCausalLM
 from medusa_spec import MedusaModel
 from medusa_spec.checkpoint import packaged_heads, save_heads
 from medusa_spec.cli.loading import DEFAULT_HEADS, NO_HEADS, load, load_baseline
-from medusa_spec.errors import MedusaError
+from medusa_spec.drafters import HybridDrafter, SuffixCorpus
+from medusa_spec.errors import ConfigError, MedusaError
 from medusa_spec.target_adapter import adapter_hash, copy_adapter
+from medusa_spec.testing import tiny_tokenizer
+from medusa_spec.vocabulary import vocabulary_identity
 
 
 def test_without_heads_drafts_come_from_ngrams_and_it_is_said(tiny_folder: Path) -> None:
@@ -28,6 +31,28 @@ def test_an_asked_for_drafter_needs_no_note(tiny_folder: Path) -> None:
 def test_hybrid_is_look_up_alone_where_there_are_no_heads(tiny_folder: Path) -> None:
     loaded = load(str(tiny_folder), None, "hybrid")
     assert loaded.note == "" and loaded.model.drafter.name == "suffix" and loaded.labels["drafter"] == "hybrid"
+
+
+def test_a_corpus_is_looked_up_in_beside_heads_and_without(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    SuffixCorpus(folder, identity=vocabulary_identity(tiny_tokenizer())).add([range(9)])
+    alone = load(str(tiny_folder), None, "suffix", corpus=folder)
+    assert alone.model.drafter.corpus.folder == folder and alone.labels["corpus"] == str(folder)
+    model = MedusaModel.from_pretrained(tiny_folder)
+    save_heads(tmp_path / "heads", model.heads, model.medusa_config)
+    both = load(str(tiny_folder), str(tmp_path / "heads"), "hybrid", corpus=folder)
+    assert isinstance(both.model.drafter, HybridDrafter) and len(both.model.drafter.suffix.corpus) == 10
+
+
+def test_a_corpus_that_cannot_be_used_is_named(tiny_folder: Path, tmp_path: Path) -> None:
+    for drafter in (None, "heads", "ngram"):
+        with pytest.raises(ConfigError, match=f"--corpus: expected --drafter suffix or hybrid .*got {drafter}"):
+            load(str(tiny_folder), None, drafter, corpus=tmp_path)
+    with pytest.raises(ConfigError, match="found none at"):
+        load(str(tiny_folder), None, "suffix", corpus=tmp_path / "none")
+    SuffixCorpus(tmp_path / "corpus", identity="other").add([range(9)])
+    with pytest.raises(ConfigError, match="holds ids of the tokenizer 'other'"):
+        load(str(tiny_folder), None, "suffix", corpus=tmp_path / "corpus")
 
 
 def test_baseline_is_the_same_model_untouched_in_other_memory(tiny_folder: Path) -> None:

@@ -1,3 +1,4 @@
+import inspect
 import io
 from collections.abc import Sequence
 
@@ -156,3 +157,41 @@ def test_a_watched_drafter_is_shown_what_the_other_asks_for() -> None:
     session.read([5, 6], states)
     session.forget()
     assert watched.reads == (1, 3) and told == [([5, 6], states), "forget"]
+
+
+def test_a_watched_drafter_hands_on_all_that_a_drafter_can_be_asked() -> None:
+    """What is added to the base classes, too: the base class's own answer would hide the other's."""
+    asked: list[str] = []
+
+    def method(name: str) -> object:
+        return lambda self, *arguments: asked.append(name)
+
+    def public(kind: type) -> list[str]:
+        return [name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")]
+
+    def properties(kind: type) -> list[str]:
+        return [name for name, value in vars(kind).items() if isinstance(value, property)]
+
+    session = type("Session", (DraftSession,), {name: method(name) for name in public(DraftSession)})()
+    watched = WatchedDrafter(NgramDrafter(), lambda tree: None)
+    watched._drafter = type("Other", (Drafter,), {"begin": lambda self, prompt: session})()
+    own = watched.begin([])
+    for name in set(public(DraftSession)) - {"fixed"}:
+        function = getattr(DraftSession, name)
+        getattr(own, name)(*[None] * (len(inspect.signature(function).parameters) - 1))
+        assert asked.pop() == name
+    assert own.fixed(torch.ones(4), None) is None and asked == []
+
+    members = {name: property(method(name)) for name in properties(Drafter)}
+    members |= {name: method(name) for name in public(Drafter)}  # type: ignore[misc]
+    watched._drafter = type("Other", (Drafter,), members)()
+    for name in properties(Drafter):
+        getattr(watched, name)
+        assert asked.pop() == name
+    for name in public(Drafter):
+        function = getattr(Drafter, name)
+        getattr(watched, name)(*[None] * (len(inspect.signature(function).parameters) - 1))
+        assert asked.pop() == name
+    assert len(public(DraftSession)) >= 7 and {"begin", "expected"} <= set(public(Drafter))
+    given = set(Drafter.__annotations__)
+    assert given == {"name", "reads"}  # a new attribute is to be copied, and named here

@@ -2,11 +2,13 @@
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from medusa_spec.drafters import DraftSession, SuffixDrafter
+from medusa_spec.drafters import DraftSession, SuffixCorpus, SuffixDrafter
+from medusa_spec.drafters.evidence import Support
 from medusa_spec.drafters.suffix import USUAL_PRICES
 from medusa_spec.errors import ConfigError
 from medusa_spec.tree import Candidates, Prices, TokenTree
@@ -130,6 +132,48 @@ def test_a_copy_and_a_pickle_draft_the_same() -> None:
     assert expected.size > 1
     for twin in (copy.copy(drafter), copy.deepcopy(drafter), pickle.loads(pickle.dumps(drafter))):
         assert twin.begin(ids).draft(6, None, None) == expected
+
+
+def corpus_of(folder: Path, *texts: list[int]) -> SuffixCorpus:
+    corpus = SuffixCorpus(folder)
+    corpus.add(texts)
+    return corpus
+
+
+def test_the_corpus_is_asked_for_more_than_stands_at_hand(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, [1, 2, 3, 4, 5, 6])
+    assert chains(draft([9, 1, 2, 3, 4], corpus=corpus)) == [[5, 6]]
+    assert draft([9, 2, 3, 4], corpus=corpus).size == 1  # less than the corpus answers to
+    assert chains(draft([2, 3, 4, 7, 1, 2, 3, 4], corpus=corpus, max_depth=1)) == [[5], [7]]
+    assert chains(draft([1, 2, 3, 4, 7, 1, 2, 3, 4], corpus=corpus, max_depth=1)) == [[7]]
+
+
+def test_what_another_process_added_is_known_to_the_next_request(tmp_path: Path) -> None:
+    drafter = SuffixDrafter(corpus=SuffixCorpus(tmp_path))
+    running = drafter.begin([1, 2, 3, 4])
+    corpus_of(tmp_path, [1, 2, 3, 4, 5, 6])
+    assert running.draft(4, None, None).size == 1
+    assert chains(drafter.begin([1, 2, 3, 4]).draft(4, None, None)) == [[5, 6]]
+
+
+def test_a_corpus_that_misleads_costs_the_text_s_own_matches_nothing(tmp_path: Path) -> None:
+    """What is counted of drafts from the corpus is counted by itself."""
+    corpus = corpus_of(tmp_path, *([number, 2, 3, 4, 5, 6] for number in range(1000, 1400)))
+    drafter = SuffixDrafter(session_tokens=0, corpus=corpus)
+    own = drafter.evidence.row(Support.ALONE)
+    for number in range(1000, 1400):
+        session = drafter.begin([number, 2, 3, 4])
+        session.draft(4, None, None)
+        session.observe([7])
+    assert drafter.begin([1000, 2, 3, 4]).draft(4, None, None).size == 1
+    assert drafter.evidence.row(Support.ALONE) == own
+    assert drafter.begin([1, 2, 3, 4, 5, 9, 1, 2, 3, 4]).draft(4, None, None).size > 1
+
+
+def test_a_copy_and_a_pickle_know_the_corpus(tmp_path: Path) -> None:
+    drafter = SuffixDrafter(corpus=corpus_of(tmp_path, [1, 2, 3, 4, 5, 6]))
+    for twin in (copy.copy(drafter), copy.deepcopy(drafter), pickle.loads(pickle.dumps(drafter))):
+        assert chains(twin.begin([1, 2, 3, 4]).draft(4, None, None)) == [[5, 6]]
 
 
 @pytest.mark.parametrize(
