@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from medusa_spec.backbone import Backbone
 from medusa_spec.comparison_table import columns
-from medusa_spec.cost import filled_cache, median_seconds, pass_timer
+from medusa_spec.cost import filled_cache, pass_timer, timed_in_turn
 from medusa_spec.default_model import default_model_path
 from medusa_spec.machine import LoadWatch, machine_facts, quiet_words
 from medusa_spec.prepare import prepare
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for size in options.sizes:
             timers[f"not prepared, N = {size}"] = pass_timer(plain, size, filled_cache(plain, prefix))
             timers[f"prepared, N = {size}"] = pass_timer(packed, size, filled_cache(packed, prefix))
-        found = {key: seconds * 1e3 for key, seconds in median_seconds(timers, options.rounds).items()}
+        found = {key: seconds * 1e3 for key, seconds in timed_in_turn(timers, options.rounds).items()}
         results["passes_ms"][prefix] = found
         unit = found["Hugging Face, 1 token"]
         rows = [[f"prefix {prefix}", "ms", "x Hugging Face's 1 token"]]
@@ -100,7 +100,7 @@ def parts_table(name: str, dtype: str, prefix: int, rounds: int, sizes: Sequence
         backbone = Backbone(model)
         cache = filled_cache(backbone, prefix)
         timers.update({(part, size): pass_timer(backbone, size, cache) for size in sizes})
-    found = median_seconds(timers, rounds)
+    found = timed_in_turn(timers, rounds)
     return {part: {size: found[part, size] * 1e3 for size in sizes} for part in PARTS}
 
 
@@ -121,7 +121,7 @@ def linear_table(rows: Sequence[int], rounds: int) -> dict[int, dict[str, float]
         }
         if packed:
             ways["packed"] = lambda x=x: _each(lambda x, linear: linear(x), x, packed)
-        table[count] = {name: s / LAYERS * 1e6 for name, s in median_seconds(ways, rounds).items()}
+        table[count] = {name: s / LAYERS * 1e6 for name, s in timed_in_turn(ways, rounds).items()}
     return table
 
 

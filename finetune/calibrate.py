@@ -1,18 +1,14 @@
 """The calibrate stage: which rank paths were right on held-out states, and the tree that follows. Saves the heads."""
 
-import statistics
-import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from medusa_spec import head_adapters
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import TARGET_ADAPTER
 from medusa_spec.config import MedusaConfig
-from medusa_spec.cost import SIZES, best_size, filled_cache, interpolate, measure_pass_times, pass_timer
-from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
+from medusa_spec.cost import SIZES, best_size, interpolate, measure_pass_times
+from medusa_spec.draft_times import PREFIX, draft_seconds
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import in_order
 from medusa_spec.finetune.chances import measure_chances
@@ -27,17 +23,8 @@ from medusa_spec.heads import DraftHeads
 from medusa_spec.prepare import prepare
 from medusa_spec.tree import Growth, PathValues, TreeTemplate, best_tree, chain_template, count_paths, expected_accepted
 
-PREFIX = 256
-"""Tokens before the pass whose time is measured: a usual chat."""
-
 CHANCE_POSITIONS = 1 << 14
 """Held-out positions at which probabilities are calibrated."""
-
-USUAL_GAIN = 3
-"""Tokens that a step gains, which heads that attend read in the next."""
-
-USUAL_SIZE = 8
-"""Nodes of the target's passes between which drafts are timed."""
 
 SHOWN_SIZES = (1, 3, 7, 15, 31, 63)
 """Tree sizes, in draft nodes, that the record lists."""
@@ -80,7 +67,9 @@ def run_calibrate(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         tree, times, drafts = choose_tree(values, config.max_tree_size, heads, target.backbone)
     else:
         tree, times, drafts = best_tree(values, min(config.tree_size, len(expected) - 1)), {}, {}
-    growth = growth_rules(config, heads, expected, times, drafts) if times and heads.sequential else None
+    # Parallel heads are all asked before a tree is made: where no tree pays for that, nothing is to be drafted.
+    grows = times and (heads.sequential or tree.paths)
+    growth = growth_rules(config, heads, values, tree, times, drafts) if grows else None
     result |= {
         "growth": None if growth is None else growth.to_dict(),
         "tree_size": len(tree.paths),
@@ -164,29 +153,36 @@ def choose_tree(
 def growth_rules(
     config: FinetuneConfig,
     heads: DraftHeads,
-    expected: list[float],
+    values: PathValues,
+    tree: TreeTemplate,
     times: dict[int, float],
     drafts: dict[int, float],
 ) -> Growth:
     """The rules by which trees of these heads grow on this machine.
 
-    The price of a token is what it would cost with the best static tree if a draft took one level's time: levels are
-    weighed one by one as the tree grows.
+    The price of a token is what it costs with the best static tree. Sequential heads weigh levels one by one as a tree
+    grows, so of them that tree is charged one level's time. The others guess all depths at once, those that the best
+    static tree pays for, and a level is free.
 
     Args:
         config: The run, for its held-out states.
-        heads: Sequential ones.
-        expected: Expected μ of the best static tree of every size.
+        heads: Of any family.
+        values: Counts.
+        tree: The best static tree.
         times: Seconds of a pass by N.
         drafts: Seconds of a draft by depth.
     """
     store = held_out_store(config, heads.config.num_heads)
     model = TrainedHeads(heads, depth_decay=config.depth_decay)
-    chances = measure_chances(model, in_order(store, attends=heads.attends), CHANCE_POSITIONS)
-    deepest = max(drafts)
-    level = max(0.0, (drafts[deepest] - drafts[1]) / max(deepest - 1, 1))
-    size = best_size(expected, times, extra=drafts[1])
-    token = (interpolate(times, size + 1) + drafts[1]) / (1.0 + expected[size])
+    width = min(config.tree_width, heads.config.num_draft_tokens)
+    chances = measure_chances(model, in_order(store, attends=heads.attends), CHANCE_POSITIONS, width)
+    deepest = max(drafts) if heads.sequential else tree.depth
+    sunk, level = drafts[1 if heads.sequential else deepest], 0.0
+    if heads.sequential:
+        level = max(0.0, (drafts[deepest] - drafts[1]) / max(deepest - 1, 1))
+    expected = expected_accepted(values.up_to(deepest), config.max_tree_size)
+    size = best_size(expected, times, extra=sunk)
+    token = (interpolate(times, size + 1) + sunk) / (1.0 + expected[size])
     return Growth(
         token_seconds=token,
         level_seconds=level,
@@ -194,29 +190,8 @@ def growth_rules(
         temperature=chances.temperature,
         coverage=chances.coverage,
         hit=chances.hit,
+        **({} if heads.sequential else {"width": width}),
     )
-
-
-def draft_seconds(heads: DraftHeads, backbone: Backbone, tree: TreeTemplate, *, repeats: int = 15) -> float:
-    """Median seconds of one draft of a tree, a pass of the target before each: it leaves no weights in the caches."""
-    drafter = HeadsDrafter(heads, tree, dtype=backbone.dtype, device=heads.projection.weight.device)
-    h = torch.ones(heads.config.hidden_size, dtype=backbone.dtype, device=heads.projection.weight.device)
-    target_pass = pass_timer(backbone, USUAL_SIZE, filled_cache(backbone, PREFIX))
-    session, seconds = drafter.begin([]), list[float]()
-    for lap in range(repeats):
-        target_pass()
-        if drafter.reads is not None:
-            _show(session, heads, h, PREFIX if lap == 0 else USUAL_GAIN)
-        began = time.perf_counter()
-        session.draft(0, h, None)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
-
-
-def _show(session: DraftSession, heads: DraftHeads, h: torch.Tensor, count: int) -> None:
-    """Shows a session made-up states of as many tokens."""
-    layers = h.expand(count, len(heads.taps), -1) if heads.taps else None
-    session.read([0] * count, ReadStates(h=h.expand(count, -1), layers=layers))
 
 
 def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict[str, Any]:

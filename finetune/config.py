@@ -114,6 +114,8 @@ class FinetuneConfig:
         states_from: Folder of another run on the same target: conversations that it has read are not read again.
         states_dump: Folder of hidden states that an engine has dumped (vLLM's `extract_hidden_states`): conversations
             in it are not read by the target.
+        keep_states: Keep what the target computed while it wrote texts itself (`distil`, `data = self`), so that it
+            does not read them again: costs a few kilobytes of disk per token.
         reverse: Read the states from the last shard backwards: a second process beside a first one, until they meet.
         tree_width: Ranks per head that calibration counts.
         max_tree_size: Largest tree considered, in draft nodes.
@@ -192,6 +194,7 @@ class FinetuneConfig:
     shard_positions: int = 16384
     states_from: str | None = None
     states_dump: str | None = None
+    keep_states: bool = False
     reverse: bool = False
     tree_width: int = 12
     max_tree_size: int = 63
@@ -256,6 +259,10 @@ class FinetuneConfig:
             raise ConfigError(f"distil_temperature must be 0 or more, got {self.distil_temperature}")
         if self.distil and SELF in self.data:
             raise ConfigError("distil must be off for data = 'self', whose answers are the model's own already")
+        if self.keep_states and not (self.distil or self.data == (SELF,)):
+            raise ConfigError(
+                "keep_states must be off unless the target writes texts: turn on distil, or data = 'self'"
+            )
         self._check_loss()
         self._check_adapter()
         object.__setattr__(self, "learning_rates", _factors(self.learning_rates))

@@ -15,12 +15,12 @@ from medusa_spec.finetune import stages, train
 from medusa_spec.finetune.batches import step_batches
 from medusa_spec.finetune.calibrate import count
 from medusa_spec.finetune.config import FinetuneConfig
-from medusa_spec.finetune.states import wanted_states
 from medusa_spec.finetune.store import StateStore
 from medusa_spec.finetune.subset import SubsetStore, answer_counts, answer_tokens, nested_subsets
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.trainer import last_complete_checkpoint, train_heads
+from medusa_spec.finetune.wanted import wanted_states
 from medusa_spec.heads import DraftHeads, coverage
 from medusa_spec.tree import best_tree, expected_accepted
 

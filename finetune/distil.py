@@ -8,7 +8,7 @@ from typing import Any
 
 from medusa_spec.batch import Sampling
 from medusa_spec.errors import DataError
-from medusa_spec.finetune import stages
+from medusa_spec.finetune import stages, written
 from medusa_spec.finetune.chat import chat_template_hash
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.jsonl import Object, in_shards, write_objects
@@ -36,6 +36,7 @@ def settings(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "chat_template": chat_template_hash(target.tokenizer),
         "seed": config.seed,
         "dtype": str(target.dtype),
+        **written.settings(config),
     }
 
 
@@ -58,7 +59,7 @@ def run_distil(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     unusable: list[DataError] | None = [] if config.skip_unusable else None
     records = _fitting(config, target, unusable)
     began = time.perf_counter()
-    with Writer(config, target) as writer:
+    with Writer(config, target, written.keep_of(config)) as writer:
         shards = [records[start : start + SHARD] for start in range(0, len(records), SHARD)]
         found = in_shards(
             output / "distil",
@@ -111,6 +112,7 @@ def answer_shard(config: FinetuneConfig, writer: Writer, records: list[Record], 
     for answer in answers:
         turns = open_turns[int(str(answer.key))]
         turns.add(answer.text, answer.finished, answer.loops, answer.tokens)
+        written.store(config, "distil", int(str(answer.key)), answer)
         if turns.goes_on:
             waiting.append(turns.prompt(writer, int(str(answer.key))))
     return [turns.to_object() for turns in open_turns.values() if turns.tokens]

@@ -163,7 +163,7 @@ def write_dump(output: Path, folder: Path) -> int:
             rows = slice(text.start, text.start + text.length)
             parts = [store.layers[text.shard][rows]] if store.taps else []
             states = torch.cat([*parts, store.h[text.shard][rows][:, None]], 1).contiguous()
-            tensors = {STATES: states, IDS: data[number].input_ids.to(torch.int64).contiguous()}
+            tensors = {STATES: states, IDS: data[number].input_ids[: text.length].to(torch.int64)}
             write_tensors(folder / f"{split}-{number:07d}.safetensors", tensors, metadata)
             texts += 1
     return texts

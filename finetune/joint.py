@@ -21,12 +21,13 @@ from medusa_spec.finetune.joint_trainer import train_jointly
 from medusa_spec.finetune.lora import adapt_target, save_target_adapter
 from medusa_spec.finetune.processes import everyone
 from medusa_spec.finetune.records import fingerprint
-from medusa_spec.finetune.states import extract_shard, plan_shards, wanted_states
+from medusa_spec.finetune.states import extract_shard, plan_shards
 from medusa_spec.finetune.store import StateStore, read_shard, shard_path
 from medusa_spec.finetune.target import Target, compute_dtype
 from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.train import check_trained, coverages, own_folder, read_heads, start_heads
 from medusa_spec.finetune.trained import TrainedHeads
+from medusa_spec.finetune.wanted import wanted_states
 from medusa_spec.finetune.weights import weights_name
 from medusa_spec.heads import DraftHeads
 

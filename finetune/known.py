@@ -4,11 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from transformers.utils import logging
 
+from medusa_spec.errors import ConfigError
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.dumped import DumpedStates
 from medusa_spec.finetune.reuse import KnownStates
 from medusa_spec.finetune.tokens import Conversation, TokenData
+from medusa_spec.finetune.written import FOLDER, written_folder
+
+logger = logging.get_logger(__name__)
 
 
 class Source(Protocol):
@@ -68,4 +73,19 @@ def known_states(
         sources["states_dump"] = DumpedStates(
             config.states_dump, data, target.backbone, max_length=config.max_length, whole=whole, taps=taps
         )
+    if config.keep_states:
+        written = _written(config, data, target, whole=whole, taps=taps)
+        sources |= {} if written is None else {FOLDER: written}
     return Known(sources) if sources else None
+
+
+def _written(
+    config: FinetuneConfig, data: Mapping[str, TokenData], target: Any, *, whole: bool, taps: tuple[int, ...]
+) -> DumpedStates | None:
+    """What was kept while the target wrote; None if its texts read otherwise now: then it reads them."""
+    folder = str(written_folder(config))
+    try:
+        return DumpedStates(folder, data, target.backbone, max_length=config.max_length, whole=whole, taps=taps)
+    except ConfigError as error:
+        logger.warning(f"states kept while the target wrote cannot be used, so it reads its texts again: {error}")
+        return None

@@ -70,9 +70,7 @@ class KnownStates:
         split, shard, start, end = place
         columns = ("h", "position", *(["layers"] if self._taps else []))
         part = {name: self._shard(split, shard)[name][start:end] for name in columns}
-        if self._whole:
-            return part
-        wanted = torch.isin(part["position"], kept_positions(conversation.mask, whole=False))
+        wanted = torch.isin(part["position"], kept_positions(conversation.mask, whole=self._whole))
         return part if wanted.all() else {name: column[wanted] for name, column in part.items()}
 
     def _shard(self, split: str, number: int) -> dict[str, torch.Tensor]:

@@ -3,12 +3,14 @@
 Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompting Aligned LLMs with Nothing".
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from medusa_spec.batch import Sampling
 from medusa_spec.errors import DataError
 from medusa_spec.finetune import stages
+from medusa_spec.finetune import written as kept
 from medusa_spec.finetune.config import SELF, FinetuneConfig
 from medusa_spec.finetune.jsonl import Object, in_shards, write_objects
 from medusa_spec.finetune.target import Target
@@ -35,6 +37,7 @@ def settings(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "max_length": config.max_length,
         "seed": config.seed,
         "dtype": str(target.dtype),
+        **kept.settings(config),
     }
 
 
@@ -50,7 +53,7 @@ def run_self(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     if stages.begin(output, "self", wanted):
         return dict(stages.read_done(output, "self")["result"])
     opening = user_opening(target)
-    with Writer(config, target) as writer:
+    with Writer(config, target, kept.keep_of(config)) as writer:
         records = in_shards(
             output / "self",
             "self",
@@ -101,7 +104,11 @@ def write_shard(config: FinetuneConfig, writer: Writer, opening: str, number: in
         for place in sorted(asks)
     ]
     answers = writer.write(chats, config.self_new_tokens, Sampling(temperature=config.distil_temperature))
-    found = {answer.key: answer for answer in answers if answer.text}
+    found = {}
+    for answer in answers:
+        if answer.text:
+            kept.store(config, "self", int(str(answer.key)), answer)
+            found[answer.key] = replace(answer, states=None)
     return [
         {
             "source": SELF,

@@ -18,10 +18,10 @@ from medusa_spec.finetune.dumps import dump_name
 from medusa_spec.finetune.known import Known, known_states
 from medusa_spec.finetune.processes import everyone
 from medusa_spec.finetune.store import kept_positions, read_shard, shard_path, write_shard
-from medusa_spec.finetune.target import compute_dtype, decoder_config
+from medusa_spec.finetune.target import compute_dtype
 from medusa_spec.finetune.tokens import Conversation, TokenData
+from medusa_spec.finetune.wanted import Wanted, wanted_states
 from medusa_spec.finetune.weights import weights_name
-from medusa_spec.heads import FAMILIES, fitted_options, options_of
 
 STORED_DTYPE = torch.bfloat16
 """Half the disk; heads are trained in float32 from it, and in decoding they see a rounded h as well."""
@@ -62,31 +62,11 @@ class HasBackbone(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the store is to hold.
-
-    Attributes:
-        whole: Whole texts, prompts too; otherwise the positions after which the target chose.
-        taps: Layers of the target whose inputs are kept beside h.
-    """
-
-    whole: bool
-    taps: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ShardPlan:
     """One shard: its batches, each a tuple of conversation numbers, and how many positions it keeps."""
 
     batches: tuple[tuple[int, ...], ...]
     positions: int
-
-
-def wanted_states(config: FinetuneConfig) -> Wanted:
-    """What the family of heads reads."""
-    family = FAMILIES[config.kind]
-    options = options_of(config.kind, fitted_options(config.kind, config.options, decoder_config(config)))
-    return Wanted(whole=family.attends, taps=family.taps_of(options))
 
 
 def settings(config: FinetuneConfig) -> dict[str, Any]:
@@ -103,6 +83,8 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
         found["states_from"] = stages.read_done(Path(config.states_from), "states")["hash"]
     if config.states_dump is not None:
         found["states_dump"] = dump_name(config.states_dump)
+    if config.keep_states:
+        found["keep_states"] = True
     return found
 
 

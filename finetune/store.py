@@ -52,12 +52,11 @@ def kept_positions(mask: torch.Tensor, *, whole: bool) -> torch.Tensor:
     """Int64 positions of a conversation that the store keeps.
 
     ```
-    mask · · ■ ■      answers alone: 1 2, the positions after which the target chose; whole: 0 1 2 3
+    mask · · ■ ■ ·    answers alone: 1 2, the positions after which the target chose; whole: 0 1 2, up to the last one
     ```
     """
-    if whole:
-        return torch.arange(len(mask))
-    return mask[1:].nonzero().flatten()
+    chosen = mask[1:].nonzero().flatten()
+    return torch.arange(int(chosen[-1]) + 1 if len(chosen) else 0) if whole else chosen
 
 
 @dataclass(frozen=True, kw_only=True)

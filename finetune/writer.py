@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from medusa_spec.batch import Sampling, Text, decode_batch
+import torch
+
+from medusa_spec.batch import Keep, Sampling, Text, decode_batch
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.loops import WINDOW, loops
 from medusa_spec.finetune.records import Message
@@ -40,6 +42,8 @@ class Written:
         tokens: How many it took, that one included.
         finished: Whether it ended by itself.
         loops: Whether it was stopped since it went round in circles.
+        read: Ids that the target has read, the prompt's and its own but the last one; empty unless states are kept.
+        states: What it computed there, bfloat16 [T, L + 1, H], tapped layers and then h; None unless kept.
     """
 
     key: Hashable
@@ -47,6 +51,8 @@ class Written:
     tokens: int
     finished: bool
     loops: bool
+    read: tuple[int, ...] = ()
+    states: torch.Tensor | None = None
 
 
 class Writer:
@@ -55,10 +61,11 @@ class Writer:
     Args:
         config: The run: sizes and seed.
         target: Its target.
+        keep: What to keep of its states; None keeps none.
     """
 
-    def __init__(self, config: FinetuneConfig, target: Target) -> None:
-        self.config, self.target = config, target
+    def __init__(self, config: FinetuneConfig, target: Target, keep: Keep | None = None) -> None:
+        self.config, self.target, self.keep = config, target, keep
         self.tokens = 0
         self._prepared: Prepared | None = None
 
@@ -94,6 +101,7 @@ class Writer:
                 eos_ids=self.target.eos_ids,
                 sampling=sampling,
                 stop=_goes_round,
+                keep=self.keep,
             )
             for text in decoded:
                 self.tokens += len(text.tokens)
@@ -130,6 +138,8 @@ class Writer:
             tokens=len(text.tokens),
             finished=text.ended,
             loops=text.stopped,
+            read=(*text.prompt, *text.tokens[:-1]) if text.states else (),
+            states=torch.cat(text.states) if text.states else None,
         )
 
 

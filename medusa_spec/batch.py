@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from medusa_spec.attention import TreePass
-from medusa_spec.backbone import Backbone
+from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
 from medusa_spec.prefill import CHAIN
 from medusa_spec.prepared.choice import most_likely
@@ -34,6 +34,24 @@ class Sampling:
     top_p: float = 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """What to keep of the target's states.
+
+    Attributes:
+        taps: Layers whose inputs are kept beside h.
+        dtype: As which they are kept, on the CPU.
+    """
+
+    taps: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.bfloat16
+
+    def of(self, out: TargetOutput) -> list[torch.Tensor]:
+        """[T, L + 1, H] of each row of a pass."""
+        columns = out.h[:, :, None] if out.layers is None else torch.cat([out.layers, out.h[:, :, None]], dim=2)
+        return list(columns.to("cpu", self.dtype).unbind(0))
+
+
 @dataclass(kw_only=True, eq=False)
 class Text:
     """A prompt, and what was decoded behind it.
@@ -46,6 +64,8 @@ class Text:
         tokens: Decoded so far, the token that ended it included.
         ended: Whether it ended with an EOS token.
         stopped: Whether `stop` ended it.
+        states: What the target computed at its tokens, if that was asked for, piece by piece: [T, L + 1, H], the tapped
+            layers' inputs and then h; together those of all tokens but the last, which is not read.
     """
 
     key: Hashable
@@ -55,6 +75,7 @@ class Text:
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
     stopped: bool = False
+    states: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.prompt or self.new_tokens < 1:
@@ -72,6 +93,7 @@ def decode_batch(
     eos_ids: frozenset[int],
     sampling: Sampling | None = None,
     stop: Stop | None = None,
+    keep: Keep | None = None,
 ) -> Iterator[Text]:
     """Decodes texts with up to `batch` of them in a pass, one token each.
 
@@ -91,6 +113,7 @@ def decode_batch(
         eos_ids: Ids that end a text.
         sampling: How tokens are drawn; None takes the likeliest.
         stop: Ends a text by its tokens so far.
+        keep: What to keep of the target's states; None keeps none.
 
     Yields:
         The texts, as they end.
@@ -106,7 +129,7 @@ def decode_batch(
         for row, text in enumerate(running):
             while text is None and waiting:
                 text = waiting.popleft()
-                logits = _read(backbone, cache, row, text)
+                logits = _read(backbone, cache, row, text, keep)
                 _push(text, chooser.choose(logits, [text])[0], eos_ids, stop)
                 if text.ended or text.stopped or len(text.tokens) == text.new_tokens:
                     yield text
@@ -116,7 +139,7 @@ def decode_batch(
         if not running:
             cache = None
             continue
-        for row, token in _step(backbone, cache, running, chooser):
+        for row, token in _step(backbone, cache, running, chooser, keep):
             text = running[row]
             assert text is not None
             _push(text, token, eos_ids, stop)
@@ -142,7 +165,7 @@ def _empty_cache(backbone: Backbone, rows: int, room: int) -> SlabCache:
     return cache
 
 
-def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text) -> torch.Tensor:
+def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text, keep: Keep | None) -> torch.Tensor:
     """Reads a prompt into a row; logits [1, V] behind it."""
     cache.empty(row)
     cache.make_room(len(text.prompt))
@@ -152,7 +175,11 @@ def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text) -> torch.T
             nodes = part.shape[1]
             own.make_room(nodes)
             tree_pass = TreePass(shape=chain(nodes - 1), cache=own, device=backbone.device)
-            out = backbone.verify(part, tree_pass, last_only=True)
+            if keep is None:
+                out = backbone.verify(part, tree_pass, last_only=True)
+            else:
+                out = backbone.verify(part, tree_pass, last_only=True, all_states=True, taps=keep.taps)
+                text.states += keep.of(out)
             own.keep(0, range(nodes))
     return out.logits[0]
 
@@ -167,16 +194,21 @@ def _shrunk(cache: SlabCache, running: list[Text | None]) -> tuple[SlabCache, li
 
 
 def _step(
-    backbone: Backbone, cache: SlabCache, running: list[Text | None], chooser: "_Chooser"
+    backbone: Backbone, cache: SlabCache, running: list[Text | None], chooser: "_Chooser", keep: Keep | None
 ) -> list[tuple[int, int]]:
     """One pass: (row, next token) of every running text."""
     used = [row for row, text in enumerate(running) if text is not None]
     last = [0 if text is None else text.tokens[-1] for text in running]
     cache.make_room(1)
     tree_pass = TreePass(shape=chain(0), cache=cache, device=backbone.device)
-    out = backbone.verify(torch.tensor(last, device=backbone.device)[:, None], tree_pass)
+    out = backbone.verify(
+        torch.tensor(last, device=backbone.device)[:, None], tree_pass, taps=keep.taps if keep else ()
+    )
+    states = keep.of(out) if keep else ()
     for row in used:
         cache.keep(row, (0,))
+        if keep:
+            running[row].states.append(states[row])  # type: ignore[union-attr]
     logits = out.logits[:, 0] if len(used) == len(running) else out.logits[used, 0]
     texts = [text for text in running if text is not None]
     return list(zip(used, chooser.choose(logits, texts), strict=True))

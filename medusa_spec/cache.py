@@ -335,10 +335,10 @@ class SlabCache(Cache):
             slab.hand_out()
 
     def renew(self, states: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
-        """Holds these states of one row in place of its own, and is sealed again.
+        """Holds these states in place of its own, and is sealed again.
 
         Args:
-            states: Keys and values [1, Hkv, held, D] per layer.
+            states: Keys and values [B, Hkv, held, D] per layer, of rows of one length.
             length: Tokens read; the states are those of the last ones.
         """
         self._slabs = []

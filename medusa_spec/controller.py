@@ -4,11 +4,13 @@ All gains are counted in tokens of plain decoding: a drafted step that accepts a
 1 + a - c. The controller keeps an account of what drafting has netted lately:
 
 ```
-account    RISK ┤ ╭──╮    ╭─╮            drafting while it is above zero; it cannot rise above RISK, so that a text
-                │╭╯  ╰╮  ╭╯ ╰╮           that turns unpredictable is left after RISK tokens were lost, no more
+account   stake ┤ ╭──╮    ╭─╮            drafting while it is above zero; it cannot rise above the stake, so that a
+                │╭╯  ╰╮  ╭╯ ╰╮           text that turns unpredictable is left after the stake is lost, no more
               0 ┼┴────┴──┴───┴┐    ╭─
                 └─────────────┴────┴──   then plain steps until the loss is PRICE of them, and a small account
 ```
+
+The stake is RISK and a share of what drafting has earned so far: who has earned may lose a little of it by chance.
 """
 
 from collections.abc import Sequence
@@ -16,13 +18,20 @@ from dataclasses import dataclass, field
 
 from medusa_spec.cost import best_size
 from medusa_spec.pass_times import OUTLIER, PassTimes
+from medusa_spec.slope import Slope
 from medusa_spec.stats import Decision
 from medusa_spec.tree import Prices
 
 RISK = 2.0
-"""Tokens that drafting may lose, after it has paid, before it is given up."""
+"""Tokens that drafting may lose before it is given up."""
 
-PROBE = 0.7
+REINVESTED, MOST_REINVESTED = 0.25, 6.0
+"""Share of what it has earned that it may lose beside that, and the most of it."""
+
+FORGOTTEN = 1 / 512
+"""Share of what was earned that is forgotten at each step."""
+
+PROBE = 1.0
 """Tokens that a probe may lose."""
 
 PRICE = 0.02
@@ -46,6 +55,7 @@ class Experience:
 
     Attributes:
         account: Tokens that drafting may still lose.
+        earned: Tokens that it has brought, all in all, what is long ago counting less.
         wait: Plain steps before drafting is tried (again).
         gain: Mean of accepted draft tokens per drafted step; None before the first.
         ratio: Accepted tokens over those that the calibration expected, for trees of fixed shape.
@@ -53,15 +63,23 @@ class Experience:
             neither the prefix nor the speed of the machine is in them.
         drafted: Time of a drafted step; None before the first.
         beside: What of that is beside the pass.
+        level: How that grows with the levels of the draft.
     """
 
     account: float = RISK
+    earned: float = 0.0
     wait: int = 0
     gain: float | None = None
     ratio: float = 1.0
     plain: float = 1.0
     drafted: float | None = None
     beside: float = 0.0
+    level: Slope = field(default_factory=Slope)
+
+    @property
+    def stake(self) -> float:
+        """Most tokens that the account can hold."""
+        return RISK + min(REINVESTED * max(0.0, self.earned), MOST_REINVESTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +89,13 @@ class Plan:
     Attributes:
         limit: Most draft nodes; 0 is a plain step, None leaves it to the drafter.
         prices: What passes and tokens cost, if they are to be told anew.
+        free: Most draft nodes that cost no time to draft, where the step is plain otherwise; see
+            `DraftSession.draft_free`.
     """
 
     limit: int | None
     prices: Prices | None = None
+    free: int | None = 0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -87,7 +108,7 @@ class Controller:
         limit: Most draft nodes that were asked for; None for no bound.
         expected: Expected accepted tokens of the drafter's best tree of 0, 1, 2, … nodes, by its calibration; None
             where it sizes its trees itself.
-        level_share: Time of a level of the draft; see `Drafter.level_share`.
+        level_share: Time of a level of the draft, as long as it was not seen; see `Drafter.level_share`.
 
     Attributes:
         decisions: Changes of mind, the first step's among them.
@@ -110,12 +131,12 @@ class Controller:
             gain = 0.0 if known.gain is None else known.gain
             self.decisions.append(Decision(token=token, drafting=drafting, gain=gain, needed=self.needed))
             self._spell, self._netted = 0, 0.0
+        prices = None if self._spell % AGAIN else self.prices(prefix)
         if not drafting:
-            return Plan(limit=0)
-        if self._spell % AGAIN:
-            return Plan(limit=self._size)
-        self._size = self._best_size(prefix)
-        return Plan(limit=self._size, prices=self.prices(prefix))
+            return Plan(limit=0, prices=prices, free=self.limit)
+        if prices is not None:
+            self._size = self._best_size(prefix)
+        return Plan(limit=self._size, prices=prices)
 
     @property
     def needed(self) -> float:
@@ -128,9 +149,8 @@ class Controller:
         token, unit = known.plain, self.times.seconds(1, prefix)
         if known.drafted is not None and known.gain is not None:
             token = min(token, known.drafted / (1.0 + known.gain))
-        return Prices(
-            token_seconds=token * unit, level_seconds=self.level_share * unit, pass_seconds=tuple(table.items())
-        )
+        level = self.level_share if known.level.value is None else max(0.0, known.level.value)
+        return Prices(token_seconds=token * unit, level_seconds=level * unit, pass_seconds=tuple(table.items()))
 
     def _best_size(self, prefix: int) -> int | None:
         if self.expected is None:
@@ -140,7 +160,9 @@ class Controller:
         size = best_size(gains, self.times.table(prefix), self.known.beside * self.times.seconds(1, prefix))
         return max(1, size)  # whether to draft at all is the account's affair
 
-    def observe(self, *, size: int, prefix: int, accepted: int, passed: float, step: float) -> None:
+    def observe(
+        self, *, size: int, prefix: int, accepted: int, passed: float, step: float, draft: float = 0.0, levels: int = 0
+    ) -> None:
         """Is told what became of the step that was planned.
 
         Args:
@@ -149,6 +171,8 @@ class Controller:
             accepted: Draft tokens accepted.
             passed: Seconds of the pass.
             step: Seconds of the whole step.
+            draft: Seconds of the draft.
+            levels: Levels of it; see `DraftSession.levels`.
         """
         known = self.known
         self.times.observe(size, prefix, passed)
@@ -156,23 +180,26 @@ class Controller:
         self._spell += 1
         if known.wait > 0:
             known.wait -= 1
-            known.plain = _mean(known.plain, min(step / unit, OUTLIER * known.plain))
-            if known.wait == 0:
-                known.account = PROBE
+            if size == 1:
+                known.plain = _mean(known.plain, min(step / unit, OUTLIER * known.plain))
             return
         cost = passed / unit + known.beside
         if self._spell > WARM_UP:
             cost = min(step / unit, OUTLIER * (known.drafted or step / unit))
             known.beside = _mean(None if known.drafted is None else known.beside, max(0.0, step - passed) / unit)
             known.drafted = _mean(known.drafted, cost)
+            if levels:
+                known.level.add(levels, min(draft / unit, OUTLIER * known.beside))
         net = 1.0 + accepted - cost / known.plain
         known.gain = _mean(known.gain, accepted)
         if self.expected is not None and size > 1 and self.expected[min(size, len(self.expected)) - 1]:
             known.ratio = _mean(known.ratio, accepted / self.expected[min(size, len(self.expected)) - 1])
         self._netted += net
-        known.account = min(known.account + net, RISK)
+        known.earned += net - FORGOTTEN * known.earned
+        known.account = min(known.account + net, known.stake)
         if known.account < 0.0:
             known.wait = max(LEAST_WAIT, round(-self._netted / PRICE))
+            known.account = known.stake if self._netted > 0.0 else PROBE
 
 
 def _mean(mean: float | None, value: float) -> float:

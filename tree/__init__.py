@@ -5,6 +5,7 @@ from medusa_spec.tree.growth import Growing as Growing
 from medusa_spec.tree.growth import Growth as Growth
 from medusa_spec.tree.mask import ancestor_mask as ancestor_mask
 from medusa_spec.tree.prices import Prices as Prices
+from medusa_spec.tree.product_tree import open_product as open_product
 from medusa_spec.tree.search import best_tree as best_tree
 from medusa_spec.tree.search import expected_accepted as expected_accepted
 from medusa_spec.tree.search import nested_order as nested_order
@@ -35,5 +36,6 @@ __all__ = [
     "expected_accepted",
     "merge_chains",
     "nested_order",
+    "open_product",
     "shape_of",
 ]

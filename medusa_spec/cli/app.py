@@ -186,6 +186,43 @@ def bench(
 
 
 @app.command()
+def plan(
+    model: Annotated[str | None, typer.Argument(help="Folder or hub id; default: the default model.")] = None,
+    heads: Heads = None,
+    prefix: Annotated[int, typer.Option(min=1, help="Tokens before the passes that are timed.")] = 256,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of the text whose memory is reckoned.")] = 4096,
+    batch: Annotated[int | None, typer.Option(min=2, help="Also time passes over so many rows.")] = None,
+    measure: Annotated[
+        Path | None, typer.Option(help="Also decode some of these prompts (JSON lines) plainly and with trees.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of --measure, in turn from all categories.")] = 4,
+    max_new_tokens: MaxNewTokens = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of every measurement; the median counts.")] = 5,
+    dtype: Dtype = DType.auto,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")] = False,
+) -> None:
+    """Say what drafting would bring on this machine, and when not to draft."""
+    from json import dumps
+
+    from medusa_spec.cli.plan import plan as run
+    from medusa_spec.cli.plan_table import plan_table
+
+    found = run(
+        model=model,
+        heads=heads,
+        prefix=prefix,
+        context=context,
+        batch=batch,
+        measure=measure,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        dtype=dtype.value,
+    )
+    print(dumps(found.to_dict()) if json else plan_table(found))
+
+
+@app.command()
 def finetune(
     model: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
     data: Annotated[
@@ -292,6 +329,9 @@ def finetune(
     states_dump: Annotated[
         str | None, typer.Option(help="Folder of hidden states that vLLM's extract_hidden_states has written.")
     ] = None,
+    keep_states: Annotated[
+        bool, typer.Option("--keep-states", help="With --distil or --data self: texts are not read again for training.")
+    ] = False,
     eval_prompts: Annotated[
         int | None, typer.Option(help="Held-out prompts decoded after every epoch, for the log; 0: none.")
     ] = None,
@@ -369,6 +409,7 @@ def finetune(
         "batch_tokens": batch_tokens,
         "states_from": states_from,
         "states_dump": states_dump,
+        "keep_states": keep_states or None,
         "eval_prompts": eval_prompts,
         "report_to": tuple(report_to) if report_to else None,
         "report_prompts": report_prompts,

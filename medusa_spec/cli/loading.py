@@ -41,11 +41,17 @@ class Loaded:
 
 
 def load(
-    name: str | None, heads: str | None, drafter: str | None, *, dtype: str = "auto", corpus: Path | None = None
+    name: str | None,
+    heads: str | None,
+    drafter: str | None,
+    *,
+    dtype: str = "auto",
+    speculation: str | None = None,
+    corpus: Path | None = None,
 ) -> Loaded:
     """Load the model named (None: the default one) with its heads, or else with n-gram look-up.
 
-    `name` may be a folder of heads, which knows its model.
+    `name` may be a folder of heads, which knows its model; `speculation` is the mode, None the library's own choice.
     """
     if corpus is not None and drafter not in CORPUS_DRAFTERS:
         raise ConfigError(f"--corpus: expected --drafter {' or '.join(CORPUS_DRAFTERS)} beside it, got {drafter}")
@@ -62,7 +68,9 @@ def load(
         drafter = "ngram"
     assert path is not None
     try:
-        model = MedusaModel.from_pretrained(path, heads=heads, drafter=drafter or "heads", dtype=dtype)
+        model = MedusaModel.from_pretrained(
+            path, heads=heads, drafter=drafter or "heads", speculation=speculation, dtype=dtype
+        )
         tokenizer = AutoTokenizer.from_pretrained(target_name(model))
     except OSError as error:  # what Hugging Face raises for files that are not there
         raise CheckpointError(f"model: expected a folder or a hub id, got {path!r}: {error}") from error

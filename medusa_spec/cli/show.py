@@ -149,12 +149,24 @@ class _WatchedSession(DraftSession):
         self._drafted = drafted
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
-        tree = self._session.draft(root, h, limit)
+        return self._shown(self._session.draft(root, h, limit))
+
+    def draft_free(self, root: int, limit: int | None) -> TokenTree:
+        return self._shown(self._session.draft_free(root, limit))
+
+    def _shown(self, tree: TokenTree) -> TokenTree:
+        self.levels = self._session.levels
         self._drafted(tree)
         return tree
 
+    @property
+    def bytes_per_token(self) -> int:
+        return self._session.bytes_per_token
+
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
-        return self._session.propose(root, h, candidates)
+        proposed = self._session.propose(root, h, candidates)
+        self.levels = self._session.levels
+        return proposed
 
     def price(self, prices: Prices) -> None:
         self._session.price(prices)

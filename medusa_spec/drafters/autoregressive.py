@@ -27,6 +27,11 @@ class TextDraft:
         self.memories = [TextMemory() for _ in range(steps.num_sets)]
         self.unread: list[list[torch.Tensor]] = [[] for _ in range(steps.num_sets)]
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values that the heads' layers keep."""
+        return sum(memory.bytes_per_token for memory in self.memories)
+
     def read(self, ids: Sequence[int], states: ReadStates) -> None:
         """See `DraftSession`: the features of these tokens wait for the tokens after them."""
         self.text += ids

@@ -40,7 +40,13 @@ class ReadStates:
 
 
 class DraftSession(ABC):
-    """A drafter's state for one request; never shared between threads."""
+    """A drafter's state for one request; never shared between threads.
+
+    Attributes:
+        levels: Levels of the last draft, one after the other, for what each costs; 0 where that does not count.
+    """
+
+    levels: int = 0
 
     @abstractmethod
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
@@ -55,6 +61,11 @@ class DraftSession(ABC):
             A tree of at most `limit` draft nodes; a lone root means plain decoding for this pass.
         """
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that it keeps for every token of the text; 0 if it keeps nothing that counts."""
+        return 0
+
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
         """Adds its guesses to those of others, with the chances that they are right, instead of making a tree of them.
 
@@ -67,6 +78,15 @@ class DraftSession(ABC):
             False if it has no chances to give: its trees stand alone.
         """
         return False
+
+    def draft_free(self, root: int, limit: int | None) -> TokenTree:
+        """What can be proposed in no time to speak of, while drafts that take some do not pay; a lone root for nothing.
+
+        Args:
+            root: As for `draft`, and so is limit.
+            limit: Most draft nodes.
+        """
+        return TokenTree.root_only(root)
 
     def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
         """The same proposals as `draft` makes for hidden states like h [H], in fixed form; None where there is none."""

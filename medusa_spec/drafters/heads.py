@@ -8,7 +8,7 @@ import torch
 from medusa_spec.adapters import adapter_state, merged_copy
 from medusa_spec.drafters.autoregressive import TextDraft
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft, ReadStates
-from medusa_spec.drafters.choice import Choice, GrowthChoice, TemplateChoice
+from medusa_spec.drafters.choice import Choice, GrowthChoice, ProductChoice, TemplateChoice
 from medusa_spec.drafters.levels import plan_of
 from medusa_spec.errors import ConfigError
 from medusa_spec.heads import (
@@ -49,7 +49,7 @@ class HeadsDrafter(Drafter):
         template: The tree.
         values: Calibration counts, from which smaller trees are chosen when a limit asks for one; None cuts the
             template instead.
-        growth: For sequential heads: lets trees grow by these rules instead of filling the template.
+        growth: Lets trees grow by these rules instead of filling the template.
         follow_adapters: While an adapter of the heads is active that brought a calibration of its own, draft by that.
         dtype: Compute dtype, the target's.
         device: Device of h.
@@ -93,7 +93,7 @@ class HeadsDrafter(Drafter):
             values, growth = config.values, config.growth
         _check_template(template, self.heads.config)
         self.template, self.values = template, values
-        self.growth = growth if self.heads.sequential else None
+        self.growth = growth
         self._limited: dict[int, TreeTemplate] = {}
         self._expected: Sequence[float] | None = None
 
@@ -219,15 +219,48 @@ def _check_template(template: TreeTemplate, config: HeadsConfig) -> None:
         )
 
 
-class _HeadsSession(DraftSession):
+class _PricedSession(DraftSession):
+    """What all drafts of heads have in common: rules of growth, if there are some, at the prices of the moment."""
+
     def __init__(self, drafter: HeadsDrafter) -> None:
-        self.drafter = drafter
+        self.drafter, self.growth = drafter, drafter.growth
+
+    def price(self, prices: Prices) -> None:
+        if self.growth is not None:
+            self.growth = self.growth.priced(prices)
+
+
+class _HeadsSession(_PricedSession):
+    """All guesses at once from h: a template is filled, or a tree made of this step's chances."""
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        if h is None or limit == 0:
+            return TokenTree.root_only(root)
+        choice = self.growing(h, limit)
+        if choice is not None:
+            return choice.tree(root)
         template = self.drafter.limited(limit)
-        if h is None or not template.paths:
+        if not template.paths:
             return TokenTree.root_only(root)
         return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template).tolist()))
+
+    def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        return h is not None and self.growing(h, None, candidates) is not None
+
+    @torch.inference_mode()
+    def growing(self, h: torch.Tensor, limit: int | None, candidates: Candidates | None = None) -> ProductChoice | None:
+        """Guesses among candidates, of which a tree can be made; None if the heads have no rules for it.
+
+        All heads are asked before a tree is made, so those that did not pay for a place in the template are left out.
+        """
+        drafter, growth = self.drafter, self.growth
+        if growth is None or not drafter.template.paths:
+            return None
+        drafter.follow(h)
+        assert isinstance(drafter.stacked, StackedMedusaHeads), "the others draft level by level"
+        choice = ProductChoice(growth, limit, drafter.draft_ids, candidates)
+        choice.take(drafter.stacked(h, drafter.template.depth).float())
+        return choice
 
     def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
         drafter, template = self.drafter, self.drafter.limited(limit)
@@ -238,26 +271,25 @@ class _HeadsSession(DraftSession):
         return FixedDraft(shape=template.shape, guess=lambda h: drafter.guesses(h, template), key=key)
 
 
-class _SequentialSession(DraftSession):
+class _SequentialSession(_PricedSession):
     """What drafts of heads that see the drafted tokens have in common."""
-
-    def __init__(self, drafter: HeadsDrafter) -> None:
-        self.drafter, self.growth = drafter, drafter.growth
-
-    def price(self, prices: Prices) -> None:
-        if self.growth is not None:
-            self.growth = self.growth.priced(prices)
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
         choice = self.drafter.choice(limit, self.growth)
+        self.levels = 0
         if choice is None or not self.guess(root, h, choice):
             return TokenTree.root_only(root)
+        self.levels = choice.levels
         return choice.tree(root)
 
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        self.levels = 0
         if self.growth is None:
             return False
-        return self.guess(root, h, self.drafter.growing(self.growth, None, candidates))
+        choice = self.drafter.growing(self.growth, None, candidates)
+        guessed = self.guess(root, h, choice)
+        self.levels = choice.levels
+        return guessed
 
     def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
         """Gives guesses to `choice`, level by level; false if there is nothing to guess from."""
@@ -289,6 +321,10 @@ class _AttendingSession(_SequentialSession):
     def __init__(self, drafter: HeadsDrafter) -> None:
         super().__init__(drafter)
         self.inner: TextDraft | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 0 if self.inner is None else self.inner.bytes_per_token
 
     def read(self, ids: Sequence[int], states: ReadStates) -> None:
         if self.inner is None:

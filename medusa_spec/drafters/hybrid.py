@@ -18,7 +18,7 @@ class HybridDrafter(Drafter):
 
     Heads and look-up propose into one pool, where what both propose is one node, and the nodes that pay best become the
     tree: so they share one budget by expected gain. Heads that give no chances draft alone, where the look-up expects
-    less of its own tree than they gained so far.
+    less of its own tree than they gained so far. Where drafts of heads do not pay, the look-up goes on alone.
 
     Args:
         heads: Drafts with heads: `HeadsDrafter`, or any other whose drafts cost time.
@@ -86,7 +86,7 @@ class _HybridSession(DraftSession):
         self.heads, self.suffix, self.record = heads, suffix, record
         self.prices = prices
         suffix.price(prices)
-        self.levels: int | None = None  # of the last draft, if it was the heads' alone
+        self.alone: int | None = None  # levels of the last draft, if it was the heads' alone
 
     def price(self, prices: Prices) -> None:
         self.prices = prices
@@ -100,19 +100,24 @@ class _HybridSession(DraftSession):
         self.heads.forget()
 
     def observe(self, tokens: Sequence[int]) -> None:
-        if self.levels is not None:
-            self.record.add(len(tokens) - 1, self.levels)
-            self.levels = None
+        if self.alone is not None:
+            self.record.add(len(tokens) - 1, self.alone)
+            self.alone = None
         self.heads.observe(tokens)
         self.suffix.observe(tokens)
 
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
-        self.levels = None
+        self.alone, self.levels = None, 0
         self.suffix.propose(root, h, candidates)
-        return self._sure(candidates) or self.heads.propose(root, h, candidates)
+        return self._sure(candidates) or self._heads_propose(root, h, candidates)
+
+    def _heads_propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        proposed = self.heads.propose(root, h, candidates)
+        self.levels = self.heads.levels
+        return proposed
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
-        self.levels = None
+        self.alone, self.levels = None, 0
         if limit == 0:
             return TokenTree.root_only(root)
         candidates = Candidates()
@@ -120,18 +125,30 @@ class _HybridSession(DraftSession):
         found = candidates.best(self.prices, limit)
         if self._sure(candidates):
             return _tree(root, found)
-        if self.heads.propose(root, h, candidates):
+        if self._heads_propose(root, h, candidates):
             tree = _tree(root, candidates.best(self.prices, limit))
         elif found.expected > self.record.gain:
             return _tree(root, found)
         else:
             tree = self.heads.draft(root, h, limit)
+            self.levels = self.heads.levels
         if found.shape.size == 1:
-            self.levels = tree.shape.max_depth
+            self.alone = tree.shape.max_depth
         return tree
 
+    def draft_free(self, root: int, limit: int | None) -> TokenTree:
+        self.alone, self.levels = None, 0
+        candidates = Candidates()
+        self.suffix.propose(root, None, candidates)
+        return _tree(root, candidates.best(self.prices, limit))
+
     def _sure(self, candidates: Candidates) -> bool:
-        """Whether what the heads could add is worth less than the time in which they draft."""
+        """Whether there are guesses beside which the heads' could add less than the time in which they draft is worth.
+
+        Whether they pay at all is not asked here: who does not try them would never learn it.
+        """
+        if len(candidates.values) == 1:
+            return False
         price = self.record.levels * self.prices.level_seconds / self.prices.token_seconds
         return self.record.gain_beside(candidates) < price
 

@@ -28,6 +28,12 @@ class TextMemory:
         self.keys = self.values = torch.empty(0)
         self.places: list[int] = []
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values of a slot; 0 before there are any."""
+        parts = [part for part in (self.keys, self.values) if part.ndim == 4]
+        return sum(part.shape[1] * part.shape[3] * part.element_size() for part in parts)
+
     def add(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows [1, Hkv, M, D]; all keys and values so far, views [1, Hkv, end, D]."""
         stop = self.end + key.shape[2]

@@ -25,8 +25,8 @@ def make(config: FinetuneConfig, seed: int = 0) -> PositionBatches:
 def of_lengths(
     make_store: MakeStore, factory: pytest.TempPathFactory, lengths: list[int], order: list[int] | None = None
 ) -> StateStore:
-    """A store of whole texts of these lengths, every third token a prompt's."""
-    masks = [[place % 3 > 0 for place in range(length)] for length in lengths]
+    """A store of whole texts of these lengths, every third token a prompt's; behind each stands the last one chosen."""
+    masks = [[*(place % 3 > 0 for place in range(length)), True] for length in lengths]
     return make_store(factory.mktemp("store"), masks, taps=(1,), order=order)
 
 

@@ -10,15 +10,13 @@ import torch
 from medusa_spec import MedusaModel
 from medusa_spec.checkpoint import read_config
 from medusa_spec.cost import SIZES
-from medusa_spec.drafters import DraftSession, HeadsDrafter
 from medusa_spec.finetune import calibrate
-from medusa_spec.finetune.calibrate import count, draft_seconds, run_calibrate
+from medusa_spec.finetune.calibrate import count, run_calibrate
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.stages import read_done
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
-from medusa_spec.heads import HeadsConfig, make_heads
-from medusa_spec.tree import TokenTree, best_tree, chain_template, expected_accepted
+from medusa_spec.tree import best_tree, expected_accepted
 
 
 def again(finished: FinetuneConfig, folder: Path, **changes: object) -> FinetuneConfig:
@@ -72,39 +70,6 @@ def test_real_times_choose_a_size_within_bounds(finished: FinetuneConfig, tmp_pa
     config = again(finished, tmp_path / "run", tree_size=None)
     result = run_calibrate(config, Target(config))
     assert 0 <= result["tree_size"] <= 15 and all(s > 0 for s in result["pass_seconds"].values())
-    target = Target(config)
-    assert 0 < draft_seconds(load_trained(config, target.backbone), target.backbone, chain_template(2)) < 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [("eagle", {}), ("eagle3", {"taps": "0,1", "tied": False}), ("hydra", {})]
-)
-def test_the_time_of_a_draft_is_that_of_whole_trees(
-    finished: FinetuneConfig, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, object]
-) -> None:
-    """Heads that attend draft nothing before they were shown a text."""
-    backbone = Target(finished).backbone
-    config = HeadsConfig(
-        hidden_size=backbone.hidden_size, vocab_size=backbone.vocab_size, kind=kind, num_heads=3, options=options
-    )
-    heads = make_heads(config, backbone.projection(), None, backbone.embedding())
-    trees: list[TokenTree] = []
-    begin = HeadsDrafter.begin
-
-    def noting(self: HeadsDrafter, prompt: list[int]) -> DraftSession:
-        session = begin(self, prompt)
-        draft = session.draft
-
-        def note(*arguments: object) -> TokenTree:
-            trees.append(draft(*arguments))  # type: ignore[arg-type]
-            return trees[-1]
-
-        session.draft = note  # type: ignore[method-assign]
-        return session
-
-    monkeypatch.setattr(HeadsDrafter, "begin", noting)
-    assert 0 < draft_seconds(heads, backbone, chain_template(3), repeats=4) < 1
-    assert [tree.size for tree in trees] == [4] * 4
 
 
 def test_the_record_names_no_path_of_this_machine(finished: FinetuneConfig, tmp_path: Path) -> None:
@@ -117,6 +82,32 @@ def test_the_record_names_no_path_of_this_machine(finished: FinetuneConfig, tmp_
     assert saved.chat_template_hash is not None and saved.lm_head_hash is not None
 
 
+def test_parallel_heads_get_rules_by_which_their_trees_grow(
+    finished: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A level costs nothing; the draft of all heads is paid before a tree is made."""
+    monkeypatch.setattr(
+        calibrate, "measure_pass_times", lambda backbone, sizes, prefix: {n: 1 + n / 999 for n in sizes}
+    )
+    monkeypatch.setattr(calibrate, "draft_seconds", lambda heads, backbone, tree: 0.0001 * tree.depth)
+    config = again(finished, tmp_path / "run", tree_size=None)
+    result = run_calibrate(config, Target(config))
+    growth = read_config(tmp_path / "run" / "heads").growth
+    assert growth is not None and result["growth"] == growth.to_dict()
+    assert (growth.level_seconds, growth.width) == (0.0, config.tree_width)
+    depth = result["tree_depth"]
+    expected = expected_accepted(read_config(tmp_path / "run" / "heads").values.up_to(depth), 15)
+    best = max((1 + mu) / (1 + (size + 1) / 999 + 0.0001 * depth) for size, mu in enumerate(expected))
+    assert growth.token_seconds == pytest.approx(1 / best, rel=1e-3)
+    model = MedusaModel(Target(config).model, tmp_path / "run" / "heads", probe=False)
+    assert model.drafter.growth == growth
+    output = model.generate(torch.arange(3, 12)[None], do_sample=False, max_new_tokens=20)
+    assert model.last_stats.drafted_passes > 0
+    assert torch.equal(
+        output, model.generate(torch.arange(3, 12)[None], do_sample=False, max_new_tokens=20, draft_nodes=0)
+    )
+
+
 def test_where_plain_decoding_is_fastest_the_saved_heads_decode_plainly(
     finished: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,4 +116,4 @@ def test_where_plain_decoding_is_fastest_the_saved_heads_decode_plainly(
     assert run_calibrate(config, Target(config))["tree_size"] == 0
     model = MedusaModel(Target(config).model, tmp_path / "run" / "heads", probe=False)
     model.generate(torch.arange(3, 9)[None], do_sample=False, max_new_tokens=4)
-    assert set(model.last_stats.pass_sizes) == {1}
+    assert set(model.last_stats.pass_sizes) == {1} and model.medusa_config.growth is None

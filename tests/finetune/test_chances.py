@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from medusa_spec.finetune import ranks as ranks_module
 from medusa_spec.finetune.chances import TEMPERATURES, measure_chances
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import HeadsConfig, Projection, TokenEmbedding, make_heads
@@ -67,3 +68,38 @@ def test_no_more_batches_are_read_than_asked_for() -> None:
         raise AssertionError("one was enough")
 
     measure_chances(model, batches(), 100)
+
+
+def parallel_model_and_batch(rows: int = 6000):
+    """Fresh Medusa heads, which guess by the LM head from h, over truths that follow it where the first one was
+    guessed, and follow nothing elsewhere."""
+    torch.manual_seed(0)
+    projection = Projection(weight=torch.randn(V, H))
+    heads = make_heads(HeadsConfig(hidden_size=H, vocab_size=V, num_heads=K), projection)
+    h = torch.randn(rows, H)
+    chances = projection(h).softmax(-1)
+    truths = torch.multinomial(chances, K + 1, replacement=True)
+    ranks = (chances > chances.gather(1, truths[:, 1:2])).sum(1)
+    truths[ranks >= 2, 2] = torch.randint(V, (int((ranks >= 2).sum()),))
+    return TrainedHeads(heads, depth_decay=1.0), {"h": h, "targets": truths.to(torch.int32)}, ranks
+
+
+def test_parallel_heads_count_where_those_before_had_the_truth_among_their_guesses() -> None:
+    model, batch, ranks = parallel_model_and_batch()
+    inside = {name: tensor[ranks < 2] for name, tensor in batch.items()}
+    found = measure_chances(model, [batch], 10_000, width=2)
+    assert found.temperature == 1.0 < measure_chances(model, [batch], 10_000).temperature
+    assert found.hit == pytest.approx(measure_chances(model, [inside], 10_000).hit)
+    assert found.hit > measure_chances(model, [batch], 10_000).hit
+
+
+def test_batches_in_pieces_are_counted_as_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, _ = parallel_model_and_batch(500)
+    whole = measure_chances(model, [batch], 10_000, width=2)
+    monkeypatch.setattr(ranks_module, "CHUNK_ELEMENTS", 90 * V)
+    assert measure_chances(model, [batch], 10_000, width=2) == whole
+
+
+def test_sequential_heads_count_everywhere() -> None:
+    model, batch = model_and_batch(1.0)
+    assert measure_chances(model, [batch], 10_000, width=1) == measure_chances(model, [batch], 10_000)

@@ -118,14 +118,19 @@ def test_conversations_that_are_not_in_the_dump_are_read_by_the_target(config: F
     assert manifest["conversations_from"] == {"states_dump": -(-total // 2), "target": total // 2}
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("cut", [1, 2])
-def test_last_tokens_that_an_engine_did_not_read_are_needed_by_whole_texts_alone(
-    config: FinetuneConfig, tmp_path: Path, cut: int
+def test_last_tokens_that_an_engine_did_not_read_are_not_needed(
+    config: FinetuneConfig, tmp_path: Path, cut: int, whole: bool
 ) -> None:
     folder = engine(config, tmp_path / "dump", (LAST,), cut=cut)  # the end of turn, and the line break behind it
     conversation = TokenData(Path(config.output) / "data", "train")[0]
-    states = dumped(config, folder)
+    states = dumped(config, folder, whole=whole)
     assert conversation in states and states.find(conversation) is not None
+
+
+def test_tokens_after_which_the_target_chose_are_needed(config: FinetuneConfig, tmp_path: Path) -> None:
+    folder = engine(config, tmp_path / "dump", (LAST,), cut=3)
     with pytest.raises(ConfigError, match="got none of them"):
         dumped(config, folder, whole=True)
 

@@ -150,8 +150,9 @@ def test_what_is_written_is_of_the_engines_layout(whole: FinetuneConfig, tmp_pat
     write_dump(Path(whole.output), tmp_path / "dump")
     data = TokenData(Path(whole.output) / "data", "train")
     found = load_file(tmp_path / "dump" / "train-0000003.safetensors")
-    assert found["token_ids"].dtype == torch.int64 and found["token_ids"].tolist() == data[3].input_ids.tolist()
-    assert found["hidden_states"].shape == (len(data[3].input_ids), 3, 32)
+    read = int(data[3].mask.nonzero()[-1])  # up to the token before the last that was chosen
+    assert found["token_ids"].dtype == torch.int64 and found["token_ids"].tolist() == data[3].input_ids[:read].tolist()
+    assert found["hidden_states"].shape == (read, 3, 32)
     h = stored(whole, "train")[3]["h"][0]
     assert torch.equal(found["hidden_states"][:, 2], h)
 

@@ -67,6 +67,20 @@ def test_every_size_asked_for_is_timed(name: str) -> None:
     assert all(0.0 < seconds < 60.0 for seconds in times.values())
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_passes_of_several_rows_have_a_tree_in_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, shapes = Backbone(tiny(name)), []
+    verify = Backbone.verify
+
+    def noting(self, input_ids, tree_pass, **kwargs):
+        shapes.append((tuple(input_ids.shape), list(tree_pass.cache.lengths)))
+        return verify(self, input_ids, tree_pass, **kwargs)
+
+    monkeypatch.setattr(Backbone, "verify", noting)
+    times = measure_pass_times(backbone, sizes=(1, 5), prefix=20, repeats=1, batch=3)
+    assert list(times) == [1, 5] and shapes == [((3, 1), [20] * 3), ((3, 5), [20] * 3)] * 2
+
+
 def test_the_first_round_and_outliers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     # The warm-up's beginning, whose end is not read; then rounds of 1, 50 and 2 seconds, of which the median is 2.
     ticks = iter([0.0, 0.0, 1.0, 0.0, 50.0, 0.0, 2.0])

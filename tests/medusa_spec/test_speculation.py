@@ -6,7 +6,8 @@ import pickle
 import pytest
 import torch
 
-from medusa_spec import MedusaModel, NgramDrafter, speculation
+from medusa_spec import HybridDrafter, MedusaModel, NgramDrafter, speculation
+from medusa_spec.controller import Experience
 from medusa_spec.errors import ConfigError
 from medusa_spec.pass_times import PassTimes
 from medusa_spec.speculation import Speculation
@@ -90,6 +91,16 @@ def test_an_unknown_mode_is_refused_by_name(where, timed):
             wrapped(speculation="maybe")
         else:
             wrapped().generate(prompt(), max_new_tokens=4, speculation="maybe")
+
+
+def test_look_up_goes_on_where_drafts_of_heads_do_not_pay(timed):
+    model = wrapped(drafter="heads")
+    expected = model.target.generate(prompt(40), max_new_tokens=60, do_sample=False)
+    for known in (Experience(wait=10_000), Experience()):
+        hybrid = HybridDrafter(model.drafter)
+        model.speculation._known[hybrid.name, id(hybrid), 0] = known
+        out = model.generate(prompt(40), max_new_tokens=60, do_sample=False, drafter=hybrid)
+        assert torch.equal(out, expected) and max(model.last_stats.nodes) > 1  # the tiny model repeats itself
 
 
 def test_what_was_learnt_is_kept_by_drafter_and_temperature(timed):

@@ -1,6 +1,8 @@
 import inspect
 import io
 from collections.abc import Sequence
+from types import FunctionType as Function
+from typing import Any
 
 import pytest
 import torch
@@ -163,35 +165,57 @@ def test_a_watched_drafter_hands_on_all_that_a_drafter_can_be_asked() -> None:
     """What is added to the base classes, too: the base class's own answer would hide the other's."""
     asked: list[str] = []
 
-    def method(name: str) -> object:
-        return lambda self, *arguments: asked.append(name)
+    def noting(kind: type) -> Any:
+        """An object of the kind that notes what it is asked."""
 
-    def public(kind: type) -> list[str]:
-        return [name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")]
+        def member(name: str) -> Any:
+            def note(self: Any, *arguments: Any) -> None:
+                asked.append(name)
 
-    def properties(kind: type) -> list[str]:
-        return [name for name, value in vars(kind).items() if isinstance(value, property)]
+            return property(note) if isinstance(vars(kind)[name], property) else note
 
-    session = type("Session", (DraftSession,), {name: method(name) for name in public(DraftSession)})()
+        return type("Noting", (kind,), {name: member(name) for name in public(kind)})()
+
+    def ask(one: Any, kind: type, name: str) -> None:
+        value = vars(kind)[name]
+        if isinstance(value, property):
+            getattr(one, name)
+        else:
+            getattr(one, name)(*[None] * (len(inspect.signature(value).parameters) - 1))
+
+    session, other = noting(DraftSession), noting(Drafter)
     watched = WatchedDrafter(NgramDrafter(), lambda tree: None)
-    watched._drafter = type("Other", (Drafter,), {"begin": lambda self, prompt: session})()
+    watched._drafter = other
+    for name in public(Drafter):
+        ask(watched, Drafter, name)
+        assert asked.pop() == name
+    other.__class__.begin = lambda self, prompt: session
     own = watched.begin([])
     for name in set(public(DraftSession)) - {"fixed"}:
-        function = getattr(DraftSession, name)
-        getattr(own, name)(*[None] * (len(inspect.signature(function).parameters) - 1))
+        session.levels += 1
+        ask(own, DraftSession, name)
         assert asked.pop() == name
+        if "draft" in name or name == "propose":
+            assert own.levels == session.levels
     assert own.fixed(torch.ones(4), None) is None and asked == []
+    # A new attribute is to be handed on, and named here.
+    assert set(Drafter.__annotations__) == {"name", "reads"} and set(DraftSession.__annotations__) == {"levels"}
 
-    members = {name: property(method(name)) for name in properties(Drafter)}
-    members |= {name: method(name) for name in public(Drafter)}  # type: ignore[misc]
-    watched._drafter = type("Other", (Drafter,), members)()
-    for name in properties(Drafter):
-        getattr(watched, name)
-        assert asked.pop() == name
-    for name in public(Drafter):
-        function = getattr(Drafter, name)
-        getattr(watched, name)(*[None] * (len(inspect.signature(function).parameters) - 1))
-        assert asked.pop() == name
-    assert len(public(DraftSession)) >= 7 and {"begin", "expected"} <= set(public(Drafter))
-    given = set(Drafter.__annotations__)
-    assert given == {"name", "reads"}  # a new attribute is to be copied, and named here
+
+def public(kind: type) -> list[str]:
+    """Methods and properties of a class."""
+    members = vars(kind).items()
+    return [name for name, value in members if not name.startswith("_") and isinstance(value, Function | property)]
+
+
+def test_trees_that_cost_nothing_are_shown_too() -> None:
+    seen: list[TokenTree] = []
+
+    class Free(NgramDrafter):
+        def begin(self, prompt: Sequence[int]) -> DraftSession:
+            session = super().begin(prompt)
+            session.draft_free = lambda root, limit: session.draft(root, None, limit)  # type: ignore[method-assign]
+            return session
+
+    tree = WatchedDrafter(Free(), seen.append).begin([1, 2, 3, 1, 2]).draft_free(2, None)
+    assert tree.size > 1 and seen == [tree]

@@ -2,9 +2,9 @@
 
 import torch
 
-from medusa_spec.drafters.choice import GrowthChoice, TemplateChoice
+from medusa_spec.drafters.choice import GrowthChoice, ProductChoice, TemplateChoice
 from medusa_spec.drafters.levels import plan_of
-from medusa_spec.tree import Growth, TreeTemplate
+from medusa_spec.tree import Candidates, Growth, TreeTemplate
 
 CHEAP = Growth(
     token_seconds=1.0, level_seconds=1e-6, pass_seconds=((1, 1.0), (9, 1.0 + 1e-6)), hit=1.0, beam=2, width=2
@@ -60,3 +60,23 @@ def test_temperature_and_coverage_make_guesses_less_sure() -> None:
     choice.take(0, logits_of([0.64, 0.32, 0.04]))
     expected = torch.tensor([0.8, 0.32**0.5, 0.2]) / (1.0 + 0.32**0.5) * 0.5
     assert torch.allclose(torch.tensor(choice.growing.candidates.values[1:]), expected[expected > 0.1], atol=1e-6)
+
+
+def test_guesses_of_all_heads_at_once_make_the_tree_that_pays() -> None:
+    rules = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (9, 1.8)), width=2)  # .1 a node
+    choice = ProductChoice(rules, limit=None, draft_ids=torch.tensor([10, 11, 12]))
+    choice.take(logits_of([0.1, 0.3, 0.6], [0.55, 0.41, 0.04]))
+    tree = choice.tree(7)
+    assert tree.shape.parents == (-1, 0, 1, 1, 0, 4, 4)
+    assert tree.tokens == (7, 12, 10, 11, 11, 10, 11)  # .6 .33 .246, .3 .165 .123
+    choice = ProductChoice(rules, limit=3, draft_ids=None)
+    choice.take(logits_of([0.1, 0.3, 0.6], [0.55, 0.41, 0.04]))
+    assert choice.tree(7).tokens == (7, 2, 0, 1)
+
+
+def test_guesses_of_all_heads_join_those_of_others() -> None:
+    rules = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (9, 2.6)), width=2)  # .2 a node
+    candidates = Candidates()
+    candidates.graft([50, 60], [0.9, 0.9])
+    ProductChoice(rules, None, torch.tensor([10, 11, 12]), candidates).take(logits_of([0.1, 0.3, 0.6]))
+    assert candidates.tokens == [-1, 50, 60, 12, 11] and candidates.best(rules).tokens == [50, 60, 12, 11]

@@ -1,4 +1,6 @@
 import copy
+import itertools
+import math
 import pickle
 from typing import Any
 
@@ -8,12 +10,13 @@ import torch
 from medusa_spec.drafters import DraftSession, HeadsDrafter, ReadStates
 from medusa_spec.errors import ConfigError
 from medusa_spec.heads import DraftHeads, HeadsConfig, MedusaHeads, Projection
-from medusa_spec.tree import Growth, PathValues, TreeTemplate, chain_template
+from medusa_spec.tree import Candidates, Growth, PathValues, Prices, TreeTemplate, chain_template
 
 H, V, K = 8, 30, 3
 DRAFT = torch.tensor([2, 3, 11, 17, 23, 29])
 TEMPLATE = TreeTemplate(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
 CPU = torch.device("cpu")
+RULES = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (9, 1.0)), hit=1.0)
 
 
 def heads(*, draft: bool = False) -> MedusaHeads:
@@ -112,9 +115,87 @@ def test_a_copy_and_a_pickle_draft_the_same() -> None:
         assert other.begin([]).draft(7, h, None) == first
 
 
-# --- heads that attend ------------------------------------------------------------------------------------------------
+# --- heads that guess all at once, and trees that grow ----------------------------------------------------------------
 
-RULES = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (9, 1.0)), hit=1.0)
+
+def growing(made: DraftHeads, **changes: Any) -> HeadsDrafter:
+    rules = Growth(**(RULES.to_dict() | changes))
+    return HeadsDrafter(made, TEMPLATE, growth=rules, dtype=torch.float64, device=CPU)
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["all", "draft"])
+def test_a_tree_of_parallel_heads_holds_the_likeliest_paths_of_this_step(draft: bool) -> None:
+    """An independent search: all products of calibrated chances, of which the largest are a tree."""
+    made, h = heads(draft=draft), torch.randn(H, dtype=torch.float64) / 4
+    chances = ((made(h) / 1.5).softmax(-1) * 0.9).detach()
+    ids = DRAFT.tolist() if draft else list(range(V))
+    values: dict[tuple[int, ...], float] = {}
+    for depth in range(1, K + 1):
+        for path in itertools.product(range(len(ids)), repeat=depth):
+            values[tuple(ids[place] for place in path)] = math.prod(
+                float(chances[head, place]) for head, place in enumerate(path)
+            )
+    tree = growing(made, temperature=1.5, coverage=0.9, width=6).begin([]).draft(7, h, None)
+    expected = set(sorted(values, key=lambda path: -values[path])[:8])
+    found = {tuple(tree.tokens[n] for n in tree.shape.path_to(node)[1:]) for node in range(1, tree.size)}
+    assert found == expected and tree.tokens[0] == 7
+
+
+def test_trees_of_parallel_heads_follow_their_confidence() -> None:
+    made, h = heads(), torch.randn(H, dtype=torch.float64)
+    dear: dict[str, Any] = {"pass_seconds": ((1, 1.0), (21, 4.0))}
+    drafts = [growing(made, temperature=t, **dear).begin([]).draft(7, h, None) for t in (0.05, 1.0, 1000.0)]
+    assert drafts[0].shape.max_depth == K and drafts[0].size == K + 1
+    assert drafts[2].size == 1  # sure of nothing
+    assert len({draft.shape for draft in drafts}) == 3
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 5, 7, 100, None])
+def test_no_more_nodes_than_the_limit_grow_from_parallel_heads(limit: int | None) -> None:
+    tree = growing(heads()).begin([]).draft(7, torch.randn(H, dtype=torch.float64), limit)
+    assert tree.size - 1 == min(8 if limit is None else limit, 8)
+
+
+def test_heads_that_pay_for_no_place_in_the_template_are_not_asked() -> None:
+    made, h = heads(), torch.randn(H, dtype=torch.float64)
+    drafting = growing(made, temperature=0.05)
+    for depth in (3, 2, 1, 0):
+        drafting.template = chain_template(depth) if depth else TreeTemplate(paths=())
+        session, candidates = drafting.begin([]), Candidates()
+        assert session.draft(7, h, None).shape.max_depth == depth
+        assert session.propose(7, h, candidates) == (depth > 0) == (len(candidates.values) > 1)
+
+
+def test_without_a_hidden_state_nothing_grows() -> None:
+    session = growing(heads()).begin([])
+    assert session.draft(7, None, None).tokens == (7,)
+    assert not session.propose(7, None, Candidates())
+
+
+def test_prices_of_the_moment_weigh_the_nodes_of_parallel_heads() -> None:
+    session, h = growing(heads()).begin([]), torch.randn(H, dtype=torch.float64)
+    assert session.draft(7, h, None).size == 9
+    session.price(Prices(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (5, 9.0))))
+    assert session.draft(7, h, None).size == 1
+
+
+def test_parallel_heads_propose_what_they_would_draft_and_only_by_rules_of_growth() -> None:
+    made, h = heads(), torch.randn(H, dtype=torch.float64)
+    candidates = Candidates()
+    session = growing(made).begin([])
+    assert session.propose(7, h, candidates)
+    assert tuple(candidates.best(RULES).tokens) == session.draft(7, h, None).tokens[1:]
+    assert not drafter(made).begin([]).propose(7, h, Candidates())
+
+
+def test_a_draft_of_fixed_form_fills_the_template_still() -> None:
+    made, h = heads(), torch.randn(H, dtype=torch.float64)
+    fixed = growing(made).begin([]).fixed(h, None)
+    assert fixed is not None and fixed.shape == TEMPLATE.shape
+    assert tuple(fixed.guess(h).tolist()) == drafter(made).begin([]).draft(7, h, None).tokens[1:]
+
+
+# --- heads that attend ------------------------------------------------------------------------------------------------
 
 
 def shown(made: HeadsDrafter, text: Any) -> DraftSession:
@@ -138,12 +219,6 @@ def test_no_more_nodes_than_the_limit_are_drafted_from_a_text(attending, text_of
     tree = shown(drafting, text_of(made, 5)).draft(7, None, limit)
     most = 7 if growth is None else 8
     assert tree.size - 1 == min(most if limit is None else limit, most) and tree.tokens[0] == 7
-
-
-def test_rules_of_growth_are_for_heads_that_attend() -> None:
-    made = HeadsDrafter(heads(), TEMPLATE, growth=RULES, dtype=torch.float64, device=CPU)
-    assert made.growth is None
-    assert made.begin([]).draft(7, torch.randn(H, dtype=torch.float64), None).shape == TEMPLATE.shape
 
 
 def test_before_a_text_is_shown_and_after_it_is_forgotten_nothing_is_drafted(attending, text_of) -> None:

@@ -118,6 +118,23 @@ def test_heads_are_not_asked_where_look_up_is_surer_than_their_time_is_worth() -
     assert heads.log == [("observe", [99]), "propose"]
 
 
+def test_heads_that_gained_nothing_are_asked_again_where_nothing_else_is_proposed() -> None:
+    """Whether drafts of heads pay is the controller's affair: who does not try them would never learn it."""
+    heads = Heads()
+    session = begin(heads, [1, 2, 3], prices=SLOW_LEVELS)
+    session.record.gain = 0.0  # type: ignore[attr-defined]
+    session.draft(3, None, None)
+    assert "propose" in heads.log
+
+
+def test_what_is_drafted_for_nothing_is_the_look_ups() -> None:
+    heads = Heads()
+    session = begin(heads, LOOP, max_depth=2)
+    assert chains(session.draft_free(4, None)) == [[5, 9]] and heads.log == [] and session.levels == 0
+    assert session.draft_free(4, 1).size == 2
+    assert begin(Heads(), [1, 2, 3]).draft_free(3, None).size == 1
+
+
 def test_heads_that_cost_nothing_are_always_asked() -> None:
     heads = Heads()
     begin(heads, LOOP).draft(4, None, None)

@@ -97,3 +97,10 @@ def test_a_view_attends_to_all_that_the_memory_holds_under_its_mask():
     torch.testing.assert_close(view.attend(query, key, value), attention(query, *whole, mask))
     keys, values = TextView(memory, [8], mask).update(key, value, 0)
     assert torch.equal(keys, torch.cat([whole[0], key], dim=2)) and torch.equal(values[:, :, 5:], value)
+
+
+def test_a_slot_takes_the_bytes_of_its_keys_and_values():
+    memory = TextMemory()
+    assert memory.bytes_per_token == 0
+    memory.add(rows(3), rows(3))
+    assert memory.bytes_per_token == 2 * 2 * 4 * rows(1).element_size()
