@@ -39,6 +39,9 @@ PRICE = 0.02
 
 LEAST_WAIT = 8
 
+LONGEST_LEGACY = 32
+"""Plain steps with which a request begins at most, after one whose text could not be guessed: this one is another."""
+
 RATE = 1 / 16
 """How fast means follow what is seen."""
 
@@ -123,6 +126,9 @@ class Controller:
     _spell: int = 0
     _netted: float = 0.0
     _size: int | None = None
+
+    def __post_init__(self) -> None:
+        self.known.wait = min(self.known.wait, LONGEST_LEGACY)
 
     def plan(self, prefix: int, token: int) -> Plan:
         """What to do behind `prefix` tokens, `token` of them new."""

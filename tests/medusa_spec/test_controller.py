@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medusa_spec.controller import LEAST_WAIT, MOST_REINVESTED, PRICE, RISK, WARM_UP, Controller, Experience
+from medusa_spec.controller import (
+    LEAST_WAIT,
+    LONGEST_LEGACY,
+    MOST_REINVESTED,
+    PRICE,
+    RISK,
+    WARM_UP,
+    Controller,
+    Experience,
+)
 from medusa_spec.pass_times import PassTimes
 
 FLAT = {1: 1.0, 2: 1.0, 4: 1.1, 8: 1.4, 16: 2.0, 32: 3.2, 64: 6.0}
@@ -131,6 +140,12 @@ def test_the_next_request_begins_with_what_the_last_one_learnt():
     assert known.wait > 0
     again = World(controller(known), 0.5, repeat(0)).run(20)
     assert not any(again.drafting)
+
+
+def test_after_a_text_that_could_not_be_guessed_the_next_one_is_tried_soon():
+    known = Experience(wait=10_000)
+    world = World(controller(known), 0.3, repeat(2)).run(300)
+    assert world.drafting.index(True) == LONGEST_LEGACY and all(world.drafting[LONGEST_LEGACY:])
 
 
 def test_a_machine_that_slows_down_looks_the_same():
