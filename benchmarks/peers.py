@@ -10,6 +10,7 @@ way that does not load, or that ends, is left out, and the table says why. Of co
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,10 +128,8 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(arguments.threads)  # so that it is told
     told = machine_facts(torch.device("cpu"), torch.bfloat16) | {"cpu": _cpu()}
     named = {"model": arguments.model or DEFAULT_MODEL, "heads": arguments.heads, "prompts": arguments.prompts.name}
-    named |= {
-        "max_new_tokens": arguments.max_new_tokens,
-        "medusa_heads": arguments.medusa_heads and arguments.medusa_heads.name,
-    }
+    medusa = arguments.medusa_heads and arguments.medusa_heads.name
+    named |= {"max_new_tokens": arguments.max_new_tokens, "medusa_heads": medusa}
     left_out = conductor.left_out | _not_tried(arguments)
     result = {"settings": named, "machine": told, "busy_cores_elsewhere": others, "engines": engines}
     return result | {"labels": labels, "left_out": left_out} | figures(records, seed=arguments.seed)
@@ -191,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, then the JSON line."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that workers are ended, too
     result = compare(options)
     print(table(result), end="\n\n")
     print(json.dumps(result))

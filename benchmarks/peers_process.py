@@ -72,7 +72,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=told,
-                preexec_fn=os.setpgrp,
+                preexec_fn=_in_a_group,
             )
         try:
             self.facts: dict[str, Any] = self._answer()["facts"]
@@ -147,6 +147,11 @@ class Load:
 
     def _used(self) -> float:
         return sum(worker.cpu_seconds() for worker in self.workers)
+
+
+def _in_a_group() -> None:
+    os.setpgrp()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # with it the kernel ends stopped groups; `nohup` has it ignored
 
 
 def _group_seconds(group: int) -> Iterable[float]:

@@ -125,10 +125,11 @@ def test_a_way_is_stopped_while_it_is_not_asked_with_all_its_processes(peers, fa
 def test_no_stopped_way_is_left_behind_when_the_conductor_is_killed(peers, fake, tmp_path) -> None:
     way = fake("hf")
     program = f"""
-import os, sys
+import os, signal, sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
 from pathlib import Path
 from peers_process import Way, Worker
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
 way = Way(name="hf", label="", module=Path({str(way.module)!r}), settings={way.settings!r}, python=sys.executable,
           environment=dict(os.environ))
 print(Worker(way, Path({str(tmp_path / "log")!r}), 30).process.pid, flush=True)
