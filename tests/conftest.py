@@ -12,6 +12,7 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import random  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -37,10 +38,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _reproducible() -> Iterator[None]:
     """Trees do not depend on what the clock says, except in tests that ask for `speculation="auto"`."""
-    monkeypatch.setattr("medusa_spec.speculation.DEFAULT", "fixed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medusa_spec.speculation.DEFAULT", "fixed")
+        yield
 
 
 @pytest.fixture(scope="session")
