@@ -162,7 +162,9 @@ def test_in_float32_drafts_are_the_modules(name: str, length: int) -> None:
         draft = TextDraft(form(made, torch.float32, fast=fast))
         for start, stop in ((0, length), (length, length + 1), (length + 1, length + 5), (length + 5, length + 9)):
             draft.read(ids[start:stop], ReadStates(h=h[start:stop], layers=layers[start:stop]))
-            trees.append(draft.grow(7, TemplateChoice(TEMPLATE, plan_of(TEMPLATE, CPU), None)))
+            choice = TemplateChoice(TEMPLATE, plan_of(TEMPLATE, CPU), None)
+            assert draft.guess(7, choice)
+            trees.append(choice.tree(7))
     assert trees[:4] == trees[4:]
 
 
