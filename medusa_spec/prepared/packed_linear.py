@@ -40,7 +40,7 @@ def pack(weight: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor
         padded = weight.new_zeros(blocks * width, inputs)
         padded[:outputs] = weight.detach()
     packed = into.view(blocks, inputs, width)
-    packed.view(_order(blocks, inputs, weight.dtype)).copy_(_blocked(padded, blocks, inputs))
+    packed.view(_order(blocks, inputs, width, weight.dtype)).copy_(_blocked(padded, blocks, inputs))
     return packed
 
 
@@ -48,12 +48,11 @@ def unpack(packed: torch.Tensor, outputs: int) -> torch.Tensor:
     """The inverse of `pack`, bit for bit: [outputs, inputs]."""
     blocks, inputs, width = packed.shape
     dense = torch.empty(blocks * width, inputs, dtype=packed.dtype, device="cpu")
-    _blocked(dense, blocks, inputs).copy_(packed.view(_order(blocks, inputs, packed.dtype)))
+    _blocked(dense, blocks, inputs).copy_(packed.view(_order(blocks, inputs, width, packed.dtype)))
     return dense[:outputs].clone() if outputs < blocks * width else dense
 
 
-def _order(blocks: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    width = block_width()
+def _order(blocks: int, inputs: int, width: int, dtype: torch.dtype) -> tuple[int, ...]:
     return (blocks, inputs, width // 2, 2) if dtype == torch.bfloat16 else (blocks, inputs, width, 1)
 
 
