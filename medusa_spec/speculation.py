@@ -1,6 +1,7 @@
 """How far drafting is left to what it brings: the mode, and what a wrapped model has learnt. Knows no loop."""
 
 from collections.abc import Hashable
+from weakref import finalize
 
 from transformers.utils import logging
 
@@ -47,7 +48,7 @@ class Speculation:
     def __init__(self, mode: str | None = None, prepared: str = "") -> None:
         self.mode, self.prepared = checked(DEFAULT if mode is None else mode), prepared
         self._times: dict[Hashable, PassTimes | None] = {}
-        self._known: dict[Hashable, Experience] = {}
+        self._known: dict[int, dict[int, Experience]] = {}
 
     def controller(
         self, backbone: Backbone, drafter: Drafter, *, limit: int | None, temperature: float, mode: str | None = None
@@ -66,10 +67,16 @@ class Speculation:
         times = self.times(backbone)
         if times is None:
             return None
-        key = (drafter.name, id(drafter), round(temperature / HOT))
-        known = self._known.setdefault(key, Experience())
+        known = self.known(drafter, temperature)
         expected = drafter.expected()
         return Controller(times=times, known=known, limit=limit, expected=expected, level_share=drafter.level_share)
+
+    def known(self, drafter: Drafter, temperature: float) -> Experience:
+        """What was learnt with a drafter at about this temperature; forgotten with the drafter."""
+        if id(drafter) not in self._known:  # not by itself: a user's drafter may have no hash
+            self._known[id(drafter)] = {}
+            finalize(drafter, self._known.pop, id(drafter), None)  # another one may get that id
+        return self._known[id(drafter)].setdefault(round(temperature / HOT), Experience())
 
     def times(self, backbone: Backbone) -> PassTimes | None:
         """T(N) of the target where it is now; None if it cannot be timed."""

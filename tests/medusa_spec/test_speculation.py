@@ -1,13 +1,14 @@
 """Whatever is decided, the target's tokens come out; and what was decided can be seen."""
 
 import copy
+import gc
 import pickle
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from medusa_spec import HybridDrafter, MedusaModel, NgramDrafter, speculation
-from medusa_spec.controller import Experience
 from medusa_spec.errors import ConfigError
 from medusa_spec.pass_times import PassTimes
 from medusa_spec.speculation import Speculation
@@ -96,20 +97,37 @@ def test_an_unknown_mode_is_refused_by_name(where, timed):
 def test_look_up_goes_on_where_drafts_of_heads_do_not_pay(timed):
     model = wrapped(drafter="heads")
     expected = model.target.generate(prompt(40), max_new_tokens=60, do_sample=False)
-    for known in (Experience(wait=10_000), Experience()):
+    for wait in (10_000, 0):
         hybrid = HybridDrafter(model.drafter)
-        model.speculation._known[hybrid.name, id(hybrid), 0] = known
+        model.speculation.known(hybrid, 0.0).wait = wait
         out = model.generate(prompt(40), max_new_tokens=60, do_sample=False, drafter=hybrid)
         assert torch.equal(out, expected) and max(model.last_stats.nodes) > 1  # the tiny model repeats itself
 
 
 def test_what_was_learnt_is_kept_by_drafter_and_temperature(timed):
-    model, memory = wrapped(), None
+    model, ngram = wrapped(), NgramDrafter()
     memory = model.speculation
-    ngram = NgramDrafter()
     for drafter, temperature in ((model.drafter, 0.0), (ngram, 0.0), (ngram, 0.7), (ngram, 0.72), (ngram, 1.5)):
         memory.controller(model.backbone, drafter, limit=None, temperature=temperature)
-    assert len(memory._known) == 4
+    assert [len(known) for known in memory._known.values()] == [1, 3]
+    assert memory.known(ngram, 0.7) is memory.known(ngram, 0.72) is not memory.known(model.drafter, 0.7)
+
+
+def test_a_drafter_that_is_gone_is_forgotten_and_needs_no_hash(timed):
+    @dataclass
+    class Unhashable(NgramDrafter):
+        size: int = 1
+
+        def __post_init__(self):
+            NgramDrafter.__init__(self)
+
+    memory, drafter = wrapped().speculation, Unhashable()
+    before = len(memory._known)
+    memory.known(drafter, 0.0)
+    assert len(memory._known) == before + 1
+    del drafter
+    gc.collect()
+    assert len(memory._known) == before
 
 
 def test_a_model_that_cannot_be_timed_decodes_as_fixed(monkeypatch):
