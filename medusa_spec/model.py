@@ -105,7 +105,8 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
                 self.probe_result = _probe(self.backbone)
             self.heads = self._heads(heads, needed=drafter == "heads")
             self.drafter = drafter if isinstance(drafter, Drafter) else DRAFTERS[drafter](self, tree)
-            self.speculation = Speculation(mode, self.prepared.reason)
+            # Not the reason: that tells measured times, which differ from one wrapping to the next.
+            self.speculation = Speculation(mode, f"{len(self.prepared.modules)} modules")
             if mode == "auto":
                 self.speculation.times(self.backbone)  # now rather than in the first answer
         except BaseException:

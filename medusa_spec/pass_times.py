@@ -105,7 +105,7 @@ def pass_times(backbone: Backbone, prepared: str) -> PassTimes:
 
     Args:
         backbone: The target.
-        prepared: What was done to make it fast, in words: it is part of what the times depend on.
+        prepared: What was done to make it fast, in words: a part of what the times are kept by.
     """
     facts = _facts(backbone, prepared)
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

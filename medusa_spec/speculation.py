@@ -42,7 +42,7 @@ class Speculation:
 
     Args:
         mode: One of `MODES`; None is `DEFAULT`.
-        prepared: What was done to the target to make it fast, in words.
+        prepared: What was done to the target to make it fast, in words that are the same whenever it is done again.
     """
 
     def __init__(self, mode: str | None = None, prepared: str = "") -> None:

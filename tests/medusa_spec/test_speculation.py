@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from medusa_spec import HybridDrafter, MedusaModel, NgramDrafter, speculation
+from medusa_spec import HybridDrafter, MedusaModel, NgramDrafter, pass_times, speculation
 from medusa_spec.errors import ConfigError
 from medusa_spec.pass_times import PassTimes
 from medusa_spec.speculation import Speculation
@@ -140,6 +140,16 @@ def test_a_model_that_cannot_be_timed_decodes_as_fixed(monkeypatch):
     model = wrapped(drafter="heads")
     model.generate(prompt(), max_new_tokens=8, do_sample=False)
     assert model.last_stats.decisions == [] and len(said) == 1 and "no clock" in said[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_is_wrapped_again_is_not_timed_again(dtype, tmp_path, monkeypatch):
+    """Preparing tells measured times in words; they are no part of what T(N) is kept by."""
+    monkeypatch.setattr(pass_times, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(pass_times, "PREFIXES", (16,))
+    for _ in range(3):
+        MedusaModel(tiny("llama").to(dtype), drafter="ngram", speculation="auto").detach()
+    assert len(list((tmp_path / "pass-times").iterdir())) == 1
 
 
 def test_copies_learn_anew():
