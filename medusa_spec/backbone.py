@@ -4,7 +4,6 @@ import hashlib
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -17,11 +16,13 @@ from transformers import PreTrainedModel
 from medusa_spec.adapters import adapter_state, without_wrapper
 from medusa_spec.cache import SlabCache
 from medusa_spec.capture import CutError, capture_input, capturing, capturing_output
-from medusa_spec.delegation import PREFIX, TREE_ARGUMENT, Pass, attach, register
+from medusa_spec.delegation import PREFIX, Pass, attach, register
 from medusa_spec.errors import AttachError, ConfigError, UnsupportedError
 from medusa_spec.heads import Projection, TokenEmbedding
 from medusa_spec.prepared.decoder import FastDecoder
+from medusa_spec.routes import AttentionRoute, Route
 from medusa_spec.taps import Tapped, find_layers, listening, tapping
+from medusa_spec.target_output import TargetOutput, TargetStates
 
 _attached: "WeakKeyDictionary[nn.Module, ref[Backbone]]" = WeakKeyDictionary()
 """Backbones of attached models by LM head. A deep copy of such a model brings the hook along without being here, and a
@@ -32,44 +33,22 @@ RESCALED = {"dynamic", "longrope"}
 """Kinds of rotary positions that are rescaled by the longest position of a pass."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TargetOutput:
-    """What one pass of the target gives.
-
-    Attributes:
-        logits: [B, T, V], after the model's own post-processing, in the model's dtype.
-        h: [B, T, H], the tensor that entered the LM head.
-        layers: [B, T, L, H], what entered the L decoder layers asked for (`taps`); None where none was.
-    """
-
-    logits: torch.Tensor
-    h: torch.Tensor
-    layers: torch.Tensor | None = None
-
-    def last(self) -> "TargetOutput":
-        """The same, of the last position alone."""
-        layers = None if self.layers is None else self.layers[:, -1:]
-        return TargetOutput(logits=self.logits[:, -1:], h=self.h[:, -1:], layers=layers)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TargetStates:
-    """What one pass without the LM head gives: h and layers of a `TargetOutput`."""
-
-    h: torch.Tensor
-    layers: torch.Tensor | None = None
-
-
 class Backbone:
     """A frozen causal LM with tree attention attached.
 
     Attaching registers an attention and a mask function under a name of their own, and points the model's configs at
     it. Both hand every call without a tree to the model's original functions, so plain calls behave as before, from
     any thread. The tree travels as a keyword argument of the forward, which Hugging Face models hand to each layer's
-    attention.
+    attention. That is the route to begin with; `take` changes it, see `routes`.
 
     Args:
         model: A causal LM with an LM head; a PEFT model with weight-injecting adapters is unwrapped.
+
+    Attributes:
+        route: How tree passes are made.
+        cache_argument: What the model's forward calls its cache.
+        takes_positions: Whether its forward takes `position_ids`.
+        takes_mask: Whether it takes an `attention_mask`.
 
     Raises:
         UnsupportedError: If the model has no LM head, is an encoder-decoder, or carries prompt-learning adapters.
@@ -80,20 +59,20 @@ class Backbone:
         self.model = _unwrap(model)
         self.lm_head = _lm_head(self.model)
         parameters = inspect.signature(self.model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_argument = "past_key_values" if "past_key_values" in parameters else "cache"
         self._keeps_logits = "logits_to_keep" in parameters
-        if "position_ids" not in parameters:
-            raise UnsupportedError(
-                f"{type(self.model).__name__}.forward takes no position_ids, which a tree needs (its nodes' positions "
-                "are not their places in the row); use the model without medusa-spec"
-            )
+        self.takes_positions = "position_ids" in parameters
+        self.takes_mask = "attention_mask" in parameters
         other = _attached.get(self.lm_head)
         if other is not None and other() is not None:
             raise AttachError(
                 f"this {type(self.model).__name__} is already wrapped; use the MedusaModel that wraps it, or call its "
                 "detach() first"
             )
-        self._originals = attach(self.model)
+        self._originals: list[tuple[Any, str]] = []
+        self.attached = True
+        self.route: Route = AttentionRoute(self)
+        self.route.enter()
         for key, hook in list(self.lm_head._forward_pre_hooks.items()):
             if hook is capture_input:
                 del self.lm_head._forward_pre_hooks[key]  # of another backbone, which is gone or the original's
@@ -170,7 +149,8 @@ class Backbone:
 
         Not where positions are rescaled by the longest one of a pass: there a prompt is one piece.
         """
-        return isinstance(self.model.get_decoder(), FastDecoder) and not self.rescales_positions
+        fast = self.route.reads_chains and isinstance(self.model.get_decoder(), FastDecoder)
+        return fast and not self.rescales_positions
 
     @property
     def rescales_positions(self) -> bool:
@@ -216,8 +196,8 @@ class Backbone:
         if edge is None or not 0 < cache.get_seq_length() <= edge < ids.shape[1]:
             return False
         prepare: Any = self.model.prepare_inputs_for_generation
-        inputs = prepare(ids, next_sequence_length=1, use_cache=True, **{self._cache_argument: cache})
-        return inputs.get(self._cache_argument) is None
+        inputs = prepare(ids, next_sequence_length=1, use_cache=True, **{self.cache_argument: cache})
+        return inputs.get(self.cache_argument) is None
 
     @property
     def _longrope_edge(self) -> int | None:
@@ -226,16 +206,35 @@ class Backbone:
             return None
         return rope.get("original_max_position_embeddings") or self.config.max_position_embeddings
 
-    @property
-    def attached(self) -> bool:
-        """False after `detach`."""
-        return bool(self._originals)
+    def take(self, route: type[Route]) -> None:
+        """Makes tree passes in another way from here on."""
+        if type(self.route) is not route:
+            self.route = route(self)
+            self.route.enter()
 
-    def detach(self) -> None:
-        """Gives the model back as it was: attention, masks, hooks. Calling it twice does nothing."""
+    def attach_attention(self) -> None:
+        """Lets trees reach the layers through the attention interface."""
+        if not self._originals:
+            self._originals = attach(self.model)
+
+    def detach_attention(self) -> None:
+        """Gives the model's own attention and masks back."""
         for config, original in self._originals:
             config._attn_implementation_internal = original
         self._originals = []
+
+    def new_cache(self, batch: int = 1) -> Any:
+        """An empty cache for the route; see `Route.new_cache`."""
+        return self.route.new_cache(batch)
+
+    def read(self, input_ids: torch.Tensor, cache: Any, **wanted: Any) -> TargetOutput:
+        """A plain pass over the next tokens [B, T] of the texts in a cache of `new_cache`; `wanted` as in `forward`."""
+        return self.route.read(input_ids, cache, **wanted)
+
+    def detach(self) -> None:
+        """Gives the model back as it was: attention, masks, hooks. Calling it twice does nothing."""
+        self.detach_attention()
+        self.attached = False
         self._hook.remove()
         _attached.pop(self.lm_head, None)
 
@@ -260,25 +259,12 @@ class Backbone:
                 "for another model; wrap it again: medusa_model.detach(); MedusaModel(model, heads)"
             )
 
-    @torch.no_grad()
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        *,
-        last_only: bool = False,
-        all_states: bool = False,
-        taps: tuple[int, ...] = (),
-        **kwargs: Any,
-    ) -> TargetOutput:
+    def forward(self, input_ids: torch.Tensor, **arguments: Any) -> TargetOutput:
         """One plain pass that also returns h.
 
         Args:
             input_ids: [B, T].
-            last_only: Compute logits of the last position only (prefill), and return h and layers of it alone.
-            all_states: Return h and layers of all positions even so.
-            taps: Decoder layers, rising, of which the hidden state that enters them is returned too; tap i is Hugging
-                Face's `hidden_states[i]`.
-            **kwargs: Passed on; `cache` is renamed for older versions of transformers.
+            **arguments: As for `passed`.
 
         Returns:
             Logits, h and layers of the T positions, or of the last one.
@@ -287,9 +273,31 @@ class Backbone:
             ConfigError: If taps do not rise, or name no layer.
             UnsupportedError: If the layers that taps name cannot be found.
         """
+        return self.passed(input_ids, **arguments)[0]
+
+    @torch.no_grad()
+    def passed(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        last_only: bool = False,
+        all_states: bool = False,
+        taps: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> tuple[TargetOutput, Any]:
+        """As `forward`, together with what the model itself returned.
+
+        Args:
+            input_ids: [B, T].
+            last_only: Compute logits of the last position only (prefill), and return h and layers of it alone.
+            all_states: Return h and layers of all positions even so.
+            taps: Decoder layers, rising, of which the hidden state that enters them is returned too; tap i is Hugging
+                Face's `hidden_states[i]`.
+            **kwargs: Passed on; `cache` is renamed for older versions of transformers.
+        """
         if "cache" in kwargs:
-            kwargs[self._cache_argument] = kwargs.pop("cache")
-            kwargs["use_cache"] = kwargs[self._cache_argument] is not None
+            kwargs[self.cache_argument] = kwargs.pop("cache")
+            kwargs["use_cache"] = kwargs[self.cache_argument] is not None
         around = last_only and all_states and self._keeps_logits and self.decoder_gives_h
         if self._keeps_logits:
             kwargs["logits_to_keep"] = 1 if last_only and (around or not all_states) else 0
@@ -297,16 +305,18 @@ class Backbone:
         if around:
             decoded = capturing_output(self.model.get_decoder())
         with capturing() as captured, self._tapping(taps) as tapped, decoded as outputs:
-            logits = self.model(input_ids=input_ids, return_dict=True, **kwargs).logits
+            raw = self.model(input_ids=input_ids, return_dict=True, **kwargs)
+        logits = raw.logits
         h = self._last(captured)
         if around:
             h = outputs[-1].to(h.device)
         only = last_only and not all_states
-        return TargetOutput(
+        out = TargetOutput(
             logits=logits[:, -1:] if last_only else logits,
             h=h[:, -1:] if only else h,
             layers=None if tapped is None else tapped.stacked(h, last_only=only),
         )
+        return out, raw
 
     def verify(
         self,
@@ -329,18 +339,7 @@ class Backbone:
         Returns:
             Logits [B, N, V], h [B, N, H] and layers [B, N, L, H] at every node, or at the last one.
         """
-        extra: dict[str, Any] = {TREE_ARGUMENT: tree_pass}
-        return self.forward(
-            input_ids,
-            last_only=last_only,
-            all_states=all_states,
-            taps=taps,
-            position_ids=tree_pass.positions,
-            # Four dimensions: Hugging Face passes such a mask through untouched, and tree attention does not read it.
-            attention_mask=tree_pass.no_mask,
-            cache=tree_pass.cache,
-            **extra,
-        )
+        return self.route.verify(input_ids, tree_pass, last_only=last_only, all_states=all_states, taps=taps)
 
     def hidden_states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """h [B, T, H] of every position without paying for the LM head; see `states`."""

@@ -46,6 +46,12 @@ def layer_windows(config: Any) -> list[int | None]:
     return windows
 
 
+def plain_cache(model: Any) -> Any:
+    """The cache with which plain generation of a model begins; None where the model makes its own."""
+    makes_own = not getattr(model, "_supports_default_dynamic_cache", lambda: True)()
+    return None if makes_own else DynamicCache(config=model.config.get_text_config(decoder=True))
+
+
 class SlabLayer(CacheLayerMixin):
     """One layer's part of a `SlabCache`, with the interface that Hugging Face models write through.
 

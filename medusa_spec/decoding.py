@@ -171,7 +171,7 @@ def show(request: Request, ids: list[int], out: TargetOutput, rows: "list[int] |
 
 def read_anew(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
     """Reads the whole text again with an empty cache, in one piece: its last token changes what comes before."""
-    request.cache, request.prefill_chunk = SlabCache(backbone.config), None
+    request.cache, request.prefill_chunk = backbone.new_cache(), None
     request.prefill_ids = request.sequence.ids.to(backbone.device)
     request.session.forget()
     return read(backbone, request)

@@ -13,7 +13,6 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from medusa_spec.acceptance import EXACT_SAMPLING, GREEDY
 from medusa_spec.backbone import Backbone
-from medusa_spec.cache import SlabCache
 from medusa_spec.decoding import Request, decode
 from medusa_spec.drafters import Drafter
 from medusa_spec.errors import ConfigError, UnsupportedError
@@ -157,13 +156,13 @@ def _decode_in_generate(
 ) -> Any:
     """The callable that Hugging Face's generate() runs in place of its own loop."""
     _refuse(input_ids, generation_config, logits_processor, model_kwargs)
-    cache = SlabCache(backbone.config)
+    cache = backbone.new_cache()
     if user_cache is not None:
         cache.load(user_cache)
     prompt, unread = _prompt(input_ids, model_kwargs.get("attention_mask"), generation_config, cache.get_seq_length())
     loaded = cache
     if unread.shape[1] < prompt.shape[1] and backbone.reads_anew(prompt, cache):
-        cache, unread = SlabCache(backbone.config), prompt
+        cache, unread = backbone.new_cache(), prompt
     returns_dict = bool(generation_config.return_dict_in_generate)
     go_on = _others_are_decoding(model, bound_synced_gpus)
     controller = None

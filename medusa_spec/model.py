@@ -103,6 +103,8 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
                 self.prepared = _prepare(self.target, self.backbone.lm_head)
             if probe:
                 self.probe_result = _probe(self.backbone)
+            else:
+                self.backbone.route.check()
             self.heads = self._heads(heads, needed=drafter == "heads")
             self.drafter = drafter if isinstance(drafter, Drafter) else DRAFTERS[drafter](self, tree)
             # Not the reason: that tells measured times, which differ from one wrapping to the next.
@@ -222,6 +224,11 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         if hasattr(self.target, MARK):
             return f"{name} with the adapter that its heads were trained with, not that of {name} alone"
         return f"{name} with the adapters that were active when it was wrapped" if self.backbone.adapters else name
+
+    @property
+    def route(self) -> str:
+        """How the target checks a tree, in words; see `routes`. `probe_result` says what was found."""
+        return self.backbone.route.name
 
     @property
     def graph_reason(self) -> str | None:

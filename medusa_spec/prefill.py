@@ -1,13 +1,15 @@
 """Reads a prompt into the cache. Knows passes, no drafts and no choices."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from medusa_spec.attention import TreePass
-from medusa_spec.backbone import Backbone, TargetOutput
+from medusa_spec.backbone import Backbone
 from medusa_spec.cache import SlabCache
+from medusa_spec.target_output import TargetOutput, joined
 from medusa_spec.tree import chain
 
 CHAIN = 56
@@ -33,7 +35,8 @@ def prefill(
         cache: Holds what was read before; not sealed.
         ids: What is to be read [1, T].
         reserve: Tokens expected to follow.
-        chunk: Most tokens read at once; None leaves it open.
+        chunk: Most tokens read at once; None leaves it open. A prompt that changes with it is read at once even so:
+            see `Route.reads_in_parts`.
         reads: Return h of all positions, and what entered these layers; None for h of the last one alone.
 
     Returns:
@@ -51,23 +54,15 @@ def prefill(
 
 def _joined(parts: list[TargetOutput], *, whole: bool) -> TargetOutput:
     """One output of several passes: the last one's, or with the states of all."""
-    if not whole or len(parts) == 1:
-        return parts[-1]
-    layers = [part.layers for part in parts if part.layers is not None]
-    return TargetOutput(
-        logits=parts[-1].logits,
-        h=torch.cat([part.h for part in parts], dim=1),
-        layers=torch.cat(layers, dim=1) if layers else None,
-    )
+    return replace(joined(parts), logits=parts[-1].logits) if whole else parts[-1]
 
 
 def _plainly(
     backbone: Backbone, cache: SlabCache, ids: torch.Tensor, chunk: int | None, wanted: dict[str, Any]
 ) -> Iterator[TargetOutput]:
-    for part in ids.split(chunk or ids.shape[1], dim=1):
-        past = cache.get_seq_length()
-        positions = torch.arange(past, past + part.shape[1], device=backbone.device).unsqueeze(0)
-        yield backbone.forward(part, position_ids=positions, cache=cache, **wanted)
+    whole = chunk is None or not backbone.route.reads_in_parts
+    for part in (ids,) if whole else ids.split(chunk, dim=1):
+        yield backbone.read(part, cache, **wanted)
 
 
 def _by_chains(

@@ -1,4 +1,4 @@
-"""Does a tree pass of this model equal sequential passes? Asked once per model, before anyone decodes with it."""
+"""On which route does a tree pass of this model equal plain decoding? Asked before anyone decodes with it."""
 
 import logging
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ import transformers
 
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone
-from medusa_spec.cache import SlabCache
 from medusa_spec.delegation import PREFIX
-from medusa_spec.errors import AttachError
+from medusa_spec.errors import AttachError, MedusaError
+from medusa_spec.routes import ROUTES, AttentionRoute, NodesRoute
+from medusa_spec.routes.text_state import TextState
 from medusa_spec.tree import TreeShape, chain, shape_of
 from medusa_spec.twin import WINDOW, shrink, twin
 
@@ -26,7 +27,7 @@ FAR_BELOW = 0.4
 """A tree pass of the real model must differ from sequential passes by less than this share of what a wrong mask does:
 in bfloat16 rounding alone comes to a tenth of it, a wrong mask to all of it."""
 
-_verdicts: dict[tuple[str, ...], str] = {}
+_verdicts: dict[tuple[str, ...], tuple[str, bool]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,45 +46,70 @@ class Verdict:
 
 
 def probe(backbone: Backbone) -> str:
-    """Checks a freshly attached model.
+    """Finds the route on which a freshly attached model's tree passes are exact; the fastest is tried first.
 
-    On a shrunk float64 twin of the same architecture a tree pass must equal sequential passes; on the model itself,
-    whose rounding is its own, the error must be far below that of a deliberately wrong mask.
+    On a shrunk float64 twin of the same architecture a tree pass must equal the model's own plain decoding; on the
+    model itself, whose rounding is its own, the error must be far below that of a deliberately wrong mask.
 
     Args:
-        backbone: The model; it stays attached.
+        backbone: The model; it stays attached, and is on that route then.
 
     Returns:
         One line on what was found. The twin's part is remembered by class and versions.
 
     Raises:
-        AttachError: If tree passes are not exact; the message says where.
-        UnsupportedError: If a layer kind cannot hold a tree.
+        AttachError: If tree passes are exact on no route; the message says where each of them failed.
     """
-    name = type(backbone.model).__name__
-    key = _architecture(backbone)
+    name, failures = type(backbone.model).__name__, []
+    for route in ROUTES:
+        backbone.take(route)
+        try:
+            found = _probe_route(backbone)
+        except Exception as error:  # of a model that does not suit the route: whatever it is, the next one is tried
+            reason = str(error) if isinstance(error, MedusaError) else f"{type(error).__name__}: {error}"
+            failures.append(f"{route.name}: {reason}")
+            continue
+        if failures:
+            logger.info("%s is on the route %r, since %s", name, route.name, "; ".join(failures))
+        return f"route: {route.name}; {found}"
+    backbone.take(AttentionRoute)
+    raise AttachError(
+        f"{name} (layer kinds {sorted(set(_kinds(backbone)))}) cannot be speculated exactly on any route; use its own "
+        f"generate(). {'; '.join(failures)}"
+    )
+
+
+def _probe_route(backbone: Backbone) -> str:
+    """What was found on the backbone's route; raises if tree passes are not exact."""
+    backbone.route.check()
+    key = (backbone.route.name, *_architecture(backbone))
     if key not in _verdicts:
         _verdicts[key] = _probe_twin(backbone)
+    words, exact = _verdicts[key]
+    if not exact:
+        raise AttachError(words)
     verdict = compare(backbone, prompt=arbitrary_prompt(backbone, 12))
     if not verdict.mean < FAR_BELOW * verdict.wrong:
         raise AttachError(
-            f"{name}: tree passes differ from sequential passes (mean difference {verdict.mean:.3g}; a wrong mask "
-            f"gives {verdict.wrong:.3g}); this model cannot be speculated exactly. Use its own generate()"
+            f"tree passes differ from plain decoding (mean difference {verdict.mean:.3g}; a wrong mask gives "
+            f"{verdict.wrong:.3g})"
         )
-    return f"{_verdicts[key]}; model: mean error {verdict.mean:.3g}, wrong mask {verdict.wrong:.3g}"
+    return f"{words}; model: mean error {verdict.mean:.3g}, wrong mask {verdict.wrong:.3g}"
 
 
-def compare(backbone: Backbone, prompt: torch.Tensor) -> Verdict:
-    """Logits at the nodes of `PROBE_SHAPE` behind a prompt [1, T]: by one tree pass, by full passes over each path."""
+def compare(backbone: Backbone, prompt: torch.Tensor, kept: tuple[int, ...] = ()) -> Verdict:
+    """Logits at the nodes of `PROBE_SHAPE` behind a prompt [1, T]: by tree passes, and by plain decoding of each path.
+
+    With `kept`, a path of that shape, a first tree is drafted, the path becomes part of the text, and the second tree
+    is what is compared.
+    """
     tokens = arbitrary_prompt(backbone, PROBE_SHAPE.size + 3)[:, 3:]
-    right = tree_logits(backbone, prompt, tokens, PROBE_SHAPE)
+    right = tree_logits(backbone, prompt, tokens, PROBE_SHAPE, kept=kept)
     wrong = tree_logits(backbone, prompt, tokens, chain(PROBE_SHAPE.size - 1), positions=PROBE_SHAPE)
-    expected = torch.stack(
-        [
-            backbone.forward(torch.cat([prompt, tokens[:, list(PROBE_SHAPE.path_to(node))]], dim=1)).logits[0, -1]
-            for node in range(PROBE_SHAPE.size)
-        ]
-    ).double()
+    plain, text = NodesRoute(backbone), TextState(backbone)
+    for part in (prompt, *(tokens[:, node : node + 1] for node in kept)):
+        text.read(part, last_only=True)
+    expected = plain.verify_text(text, tokens[0], PROBE_SHAPE)[0].logits[0].double()
     difference = (right - expected).abs()
     # The root and node 1 are the same under both masks.
     return Verdict(
@@ -99,18 +125,24 @@ def tree_logits(
     tokens: torch.Tensor,
     shape: TreeShape,
     positions: TreeShape | None = None,
+    kept: tuple[int, ...] = (),
 ) -> torch.Tensor:
     """Logits of one tree pass [N, V] in float64, of nodes `tokens` [1, N] behind a prompt [1, T].
 
-    `positions` puts the nodes where another shape's would be.
+    `positions` puts the nodes where another shape's would be; with `kept` it is the second pass, behind that path.
     """
-    cache = SlabCache(backbone.config)
-    backbone.forward(prompt, last_only=True, cache=cache)
+    cache = backbone.new_cache()
+    backbone.read(prompt, cache, last_only=True)
     cache.seal(shape.size)
-    tree_pass = TreePass(shape=shape, cache=cache, device=backbone.device)
-    if positions is not None:
-        tree_pass = _Misplaced(shape=shape, cache=cache, device=backbone.device, depths=positions.depths)
-    return backbone.verify(tokens, tree_pass).logits[0].double()
+    for path in (kept, ()) if kept else ((),):
+        cache.make_room(shape.size)
+        tree_pass = TreePass(shape=shape, cache=cache, device=backbone.device)
+        if positions is not None:
+            tree_pass = _Misplaced(shape=shape, cache=cache, device=backbone.device, depths=positions.depths)
+        logits = backbone.verify(tokens, tree_pass).logits[0].double()
+        if path:
+            cache.keep(0, path)
+    return logits
 
 
 @dataclass(kw_only=True, eq=False)
@@ -124,22 +156,30 @@ class _Misplaced(TreePass):
         return self.lengths[0] + torch.tensor([self.depths], device=self.device)
 
 
-def _probe_twin(backbone: Backbone) -> str:
+def _probe_twin(backbone: Backbone) -> tuple[str, bool]:
+    """What a twin on the same route says, in words, and whether it is exact."""
     try:
         small = Backbone(twin(backbone.model, _original(backbone)))
         small.forward(arbitrary_prompt(small, 4))
     except Exception as error:  # a config that cannot be shrunk says nothing about the model; the model itself is next
         logger.info("no twin of %s: %r", type(backbone.model).__name__, error)
-        return f"twin: none ({type(error).__name__})"
-    verdicts = [compare(small, prompt=arbitrary_prompt(small, length)) for length in (WINDOW // 2, 3 * WINDOW)]
+        return f"twin: none ({type(error).__name__})", True
+    try:
+        small.take(type(backbone.route))
+        verdicts = [
+            compare(small, prompt=arbitrary_prompt(small, length), kept=kept)
+            for length, kept in ((WINDOW // 2, ()), (3 * WINDOW, (0, 3, 4)), (3 * WINDOW, (0, 1, 2, 5)))
+        ]
+    except Exception as error:
+        reason = str(error) if isinstance(error, MedusaError) else f"{type(error).__name__}: {error}"
+        return f"on a small float64 twin: {reason}", False
     worst = max(verdict.error for verdict in verdicts)
-    if not worst < EXACT:
-        raise AttachError(
-            f"{type(backbone.model).__name__}: on a small float64 twin tree passes differ from sequential passes by "
-            f"{worst:.3g} (allowed {EXACT:.0e}); this architecture (layer kinds {sorted(set(_kinds(backbone)))}) "
-            "cannot be speculated exactly yet. Use its own generate()"
-        )
-    return f"twin: exact to {worst:.1e}"
+    if worst < EXACT:
+        return f"twin: exact to {worst:.1e}", True
+    return (
+        f"on a small float64 twin tree passes differ from plain decoding by {worst:.3g} (allowed {EXACT:.0e})",
+        False,
+    )
 
 
 def arbitrary_prompt(backbone: Backbone, length: int) -> torch.Tensor:

@@ -1,0 +1,117 @@
+"""Every causal LM of transformers: on which route trees are checked, and whether the output is exact.
+
+    python benchmarks/architectures.py                     all of them; writes docs/architectures.md and .json
+    python benchmarks/architectures.py llama mamba         only these; prints
+
+Each architecture is examined in a process of its own, so that one that crashes or hangs says so and stops no other.
+"""
+
+import argparse
+import json
+import logging
+import os
+import pickle
+import resource
+import select
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from architectures_law import Law, words_of  # noqa: E402
+from architectures_table import table  # noqa: E402
+from architectures_tiny import FULLY_DOUBLE, NAMES, kinds_of, tiny_model  # noqa: E402
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+SECONDS = 60
+MEMORY = 8 << 30
+
+
+def examine(name: str) -> dict[str, Any]:
+    """What was found of one architecture."""
+    found: dict[str, Any] = {"architecture": name, "class": NAMES[name], "route": None, "kinds": [], "probe": None}
+    if name in FULLY_DOUBLE:
+        torch.set_default_dtype(torch.float64)
+    try:
+        model = tiny_model(name)
+    except Exception as error:
+        return {**found, "verdict": "not built", "reason": f"no tiny model: {words_of(error)}"}
+    found |= {"class": type(model).__name__, "kinds": kinds_of(model)}
+    try:
+        law = Law(model)
+        reason = law.inconsistent()
+        if reason is not None:
+            return {**found, "verdict": "HF inconsistent", "reason": reason}
+        return found | law.examine()
+    except Exception as error:
+        logging.getLogger(__name__).debug("failed", exc_info=True)
+        return {**found, "verdict": "crashed", "reason": words_of(error)}
+
+
+def guarded(name: str) -> dict[str, Any]:
+    """The same in a child of this process, which may die or hang."""
+    lost = {"architecture": name, "class": NAMES[name], "route": None, "kinds": [], "probe": None}
+    reader, writer = os.pipe()
+    began, child = time.monotonic(), os.fork()
+    if child == 0:
+        os.close(reader)
+        _silence()
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        with os.fdopen(writer, "wb") as stream:
+            pickle.dump(examine(name), stream)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        ready, _, _ = select.select([stream], [], [], SECONDS)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        data = stream.read()
+    _, status = os.waitpid(child, 0)
+    if data:
+        found = pickle.loads(data)
+    else:
+        reason = f"its process ended with {status}" if ready else f"no answer within {SECONDS} seconds"
+        found = {**lost, "verdict": "crashed", "reason": reason}
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _silence() -> None:
+    """Libraries print and warn as they like; what counts goes through the pipe."""
+    warnings.simplefilter("ignore")
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    if not os.environ.get("LOUD"):
+        os.dup2(null, 2)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="architectures; none for all")
+    names = parser.parse_args().names
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    found = []
+    for name in names or sorted(NAMES):
+        found.append(guarded(name))
+        line = found[-1]
+        print(f"{name}: {line['verdict']} [{line['route']}] {line['reason'] or ''} {line['seconds']} s", flush=True)
+    if names:
+        return
+    versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+    for line in found:
+        del line["seconds"]  # of this run, no matter of the architecture
+    facts = {"versions": versions, "architectures": found}
+    (DOCS / "architectures.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (DOCS / "architectures.md").write_text(table(facts))
+    print(f"wrote {DOCS / 'architectures.md'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""A cache for routes that copy the model's own state: the text's state, and what the last tree made of it."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from medusa_spec.errors import UnsupportedError
+from medusa_spec.routes.text_state import TextState
+
+if TYPE_CHECKING:
+    from medusa_spec.backbone import Backbone
+
+Settle = Callable[[Sequence[int]], TextState]
+"""From an accepted path to the state behind it."""
+
+
+class RowsCache:
+    """States of several texts, with what `SlabCache` offers to the loop.
+
+    A tree pass leaves the states alone; `keep` then puts the one behind the accepted path in place.
+
+    Args:
+        backbone: The target.
+        batch: Texts.
+
+    Attributes:
+        lengths: Tokens read of each text.
+        states: State of each text.
+        settle: How the last tree pass of each text ends; None before the first.
+    """
+
+    def __init__(self, backbone: "Backbone", batch: int = 1) -> None:
+        self.backbone = backbone
+        self.states = [TextState(backbone) for _ in range(batch)]
+        self.settle: list[Settle | None] = [None] * batch
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens read of each text."""
+        return [state.ids.shape[1] for state in self.states]
+
+    def get_seq_length(self) -> int:
+        """Tokens read of the longest text."""
+        return max(self.lengths)
+
+    def seal(self, reserve: int, unread: int = 0) -> None:
+        """Nothing to do: states grow by themselves."""
+
+    def make_room(self, nodes: int) -> None:
+        """Nothing to do: a tree pass works on copies."""
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        """Makes the nodes of `path` (root first), of the last tree pass, part of a text."""
+        settle = self.settle[row]
+        assert settle is not None, "keep before a tree pass"
+        self.states[row], self.settle[row] = settle(path), None
+
+    def load(self, cache: Any) -> None:
+        """Refuses the states of a user's cache, unless there are none.
+
+        Raises:
+            UnsupportedError: If it holds any.
+        """
+        if cache.get_seq_length() > 0:
+            raise UnsupportedError(
+                f"a user's cache cannot be taken over by a {type(self.backbone.model).__name__}, whose trees are "
+                f"checked on the route {self.backbone.route.name!r}; pass the whole text and no cache"
+            )
+
+    def export(self, config: Any, into: Any = None) -> Any:
+        """The model's own cache of the first text, as `generate` returns it; `into`, the user's, gets its layers."""
+        cache = self.states[0].rows([0]).kwargs.get(self.backbone.cache_argument)
+        if into is None or cache is None:
+            return cache
+        into.layers = cache.layers
+        return into
