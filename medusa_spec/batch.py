@@ -156,9 +156,8 @@ def _push(text: Text, token: int, eos_ids: frozenset[int], stop: Stop | None) ->
 
 def _empty_cache(backbone: Backbone, rows: int, room: int) -> SlabCache:
     """A sealed cache of as many empty rows; a token that is read and forgotten tells the shapes."""
-    cache = SlabCache(backbone.config, batch=rows)
-    ids = torch.zeros(rows, 1, dtype=torch.int64, device=backbone.device)
-    backbone.forward(ids, position_ids=torch.zeros_like(ids), cache=cache, last_only=True)
+    cache = backbone.new_cache(rows)
+    backbone.read(torch.zeros(rows, 1, dtype=torch.int64, device=backbone.device), cache, last_only=True)
     cache.seal(room)
     for row in range(rows):
         cache.empty(row)

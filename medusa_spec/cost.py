@@ -78,16 +78,24 @@ def pass_timer(backbone: Backbone, size: int, cache: SlabCache) -> Callable[[], 
 
 
 def filled_cache(backbone: Backbone, prefix: int, batch: int = 1) -> SlabCache:
-    """A sealed cache as after `prefix` tokens, none of which was read: zeros take the time that others do."""
-    cache = SlabCache(backbone.config, batch=batch)
-    backbone.forward(torch.zeros(batch, 1, dtype=torch.long, device=backbone.device), last_only=True, cache=cache)
+    """A sealed cache as after `prefix` tokens, none of which was read: zeros take the time that others do.
+
+    States of other forms than keys and values in slabs are those of as many tokens that were read.
+    """
+    cache = backbone.new_cache(batch)
+    known = isinstance(cache, SlabCache)
+    ids = torch.zeros(batch, 1 if known else prefix, dtype=torch.long, device=backbone.device)
+    if ids.shape[1]:
+        backbone.read(ids, cache, last_only=True)
     cache.seal(0)
+    if not known:
+        return cache
     kept = [prefix if window is None else min(prefix, window) for *_, window in cache.kinds()]
     states = [
         tuple(part.new_zeros(batch, part.shape[1], slots, part.shape[3]) for part in pair)
         for pair, slots in zip(cache.states(), kept, strict=True)
     ]
-    cache.renew(states, prefix)  # type: ignore[arg-type]
+    cache.renew(states, prefix)
     return cache
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from medusa_spec.cache import SlabCache
+from medusa_spec.errors import UnsupportedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,16 @@ class Footprint:
 
 
 def layer_states(cache: SlabCache) -> list[LayerStates]:
-    """What the layers of a cache keep of a token; the cache must have read one."""
+    """What the layers of a cache keep of a token; the cache must have read one.
+
+    Raises:
+        UnsupportedError: If it holds no keys and values in slabs.
+    """
+    if not isinstance(cache, SlabCache):
+        raise UnsupportedError(
+            f"what a text takes in memory is reckoned from keys and values in slabs, got a {type(cache).__name__}: the "
+            "target's trees are checked on another route; leave the memory out"
+        )
     return [
         LayerStates(bytes_per_token=(key_heads * key_size + value_heads * value_size) * dtype.itemsize, window=window)
         for key_heads, key_size, value_heads, value_size, dtype, _, window in cache.kinds()

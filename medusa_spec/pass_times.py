@@ -133,6 +133,7 @@ def _facts(backbone: Backbone, prepared: str) -> dict[str, Any]:
         "machine": {key: facts[key] for key in ("system", "versions", "threads", "cores", "device", "dtype")},
         "model": shape,
         "prepared": prepared,
+        "route": backbone.route.name,
         "attention": str(getattr(backbone.config, "_attn_implementation", "")),
         "batch": 1,
         "cuda": torch.version.cuda,

@@ -27,7 +27,8 @@ FAR_BELOW = 0.4
 """A tree pass of the real model must differ from sequential passes by less than this share of what a wrong mask does:
 in bfloat16 rounding alone comes to a tenth of it, a wrong mask to all of it."""
 
-_verdicts: dict[tuple[str, ...], tuple[str, bool]] = {}
+_verdicts: dict[tuple[str, ...], tuple[str, bool | None]] = {}
+"""What a twin said, in words, and whether it was exact; None where there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +87,13 @@ def _probe_route(backbone: Backbone) -> str:
     if key not in _verdicts:
         _verdicts[key] = _probe_twin(backbone)
     words, exact = _verdicts[key]
-    if not exact:
+    own_twin = backbone.dtype == torch.float64
+    if exact is False:
         raise AttachError(words)
+    if exact is None and backbone.route.needs_proof and not own_twin:
+        raise AttachError(f"{words}, so that nothing proves it exact")
     verdict = compare(backbone, prompt=arbitrary_prompt(backbone, 12))
-    if not verdict.mean < FAR_BELOW * verdict.wrong:
+    if not verdict.mean < FAR_BELOW * verdict.wrong or (own_twin and not verdict.error < EXACT):
         raise AttachError(
             f"tree passes differ from plain decoding (mean difference {verdict.mean:.3g}; a wrong mask gives "
             f"{verdict.wrong:.3g})"
@@ -156,14 +160,14 @@ class _Misplaced(TreePass):
         return self.lengths[0] + torch.tensor([self.depths], device=self.device)
 
 
-def _probe_twin(backbone: Backbone) -> tuple[str, bool]:
-    """What a twin on the same route says, in words, and whether it is exact."""
+def _probe_twin(backbone: Backbone) -> tuple[str, bool | None]:
+    """What a twin on the same route says, in words, and whether it is exact; None if there is no twin."""
     try:
         small = Backbone(twin(backbone.model, _original(backbone)))
         small.forward(arbitrary_prompt(small, 4))
     except Exception as error:  # a config that cannot be shrunk says nothing about the model; the model itself is next
         logger.info("no twin of %s: %r", type(backbone.model).__name__, error)
-        return f"twin: none ({type(error).__name__})", True
+        return f"twin: none ({type(error).__name__})", None
     try:
         small.take(type(backbone.route))
         verdicts = [

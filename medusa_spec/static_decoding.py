@@ -13,6 +13,7 @@ from medusa_spec.decoding import Clock, Request, push
 from medusa_spec.drafters import FixedDraft
 from medusa_spec.errors import ConfigError
 from medusa_spec.graph import LateReader
+from medusa_spec.routes import AttentionRoute
 from medusa_spec.static_buckets import Buckets
 from medusa_spec.static_probe import static_probe
 from medusa_spec.stats import DecodingStats
@@ -37,6 +38,8 @@ def reason_against(request: Request, backbone: Backbone, draft: FixedDraft | Non
         return "the drafter's trees have no fixed shape"
     if request.go_on is not None:
         return "ranks that share the target must make their passes together"
+    if not isinstance(backbone.route, AttentionRoute):
+        return f"the target's trees are checked on the route {backbone.route.name!r}"
     if len(request.cache.lengths) != 1:
         return f"a batch of {len(request.cache.lengths)} rows; steps of fixed shape decode one"
     if backbone.rescales_positions:

@@ -30,11 +30,14 @@ class Route(ABC):
         name: As printed.
         reads_chains: Whether a prompt may be read by tree passes.
         reads_in_parts: Whether a prompt may be read in several passes.
+        needs_proof: Whether it is taken only if a float64 twin has shown it exact: others are so by construction, or
+            have been from the beginning.
     """
 
     name: ClassVar[str]
     reads_chains: ClassVar[bool] = False
     reads_in_parts: ClassVar[bool] = True
+    needs_proof: ClassVar[bool] = False
 
     def __init__(self, backbone: "Backbone") -> None:
         self.backbone = backbone

@@ -20,6 +20,7 @@ class MaskRoute(AttentionRoute):
 
     name: ClassVar[str] = "4-D mask"
     reads_chains: ClassVar[bool] = False
+    needs_proof: ClassVar[bool] = True
 
     def enter(self) -> None:
         """See `Route`."""

@@ -23,6 +23,7 @@ class PathsRoute(RowsRoute):
     """
 
     name: ClassVar[str] = "paths as batch rows"
+    needs_proof: ClassVar[bool] = True
 
     def verify_text(
         self, state: TextState, tokens: torch.Tensor, shape: TreeShape, **wanted: Any

@@ -1,6 +1,8 @@
 """A cache for routes that copy the model's own state: the text's state, and what the last tree made of it."""
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from medusa_spec.errors import UnsupportedError
@@ -53,6 +55,26 @@ class RowsCache:
         settle = self.settle[row]
         assert settle is not None, "keep before a tree pass"
         self.states[row], self.settle[row] = settle(path), None
+
+    # --- rows that come and go ----------------------------------------------------------------------------------------
+
+    def empty(self, row: int) -> None:
+        """Forgets a text, in whose place another one may be read."""
+        self.states[row], self.settle[row] = TextState(self.backbone), None
+
+    @contextmanager
+    def only(self, row: int) -> Iterator["RowsCache"]:
+        """Within it, one text as a cache of its own."""
+        view = copy.copy(self)
+        view.states, view.settle = self.states[row : row + 1], [None]
+        yield view
+        self.states[row] = view.states[0]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keeps these texts, in this order."""
+        self.states, self.settle = [self.states[row] for row in rows], [None for _ in rows]
+
+    # --- exchange with Hugging Face's caches --------------------------------------------------------------------------
 
     def load(self, cache: Any) -> None:
         """Refuses the states of a user's cache, unless there are none.
