@@ -230,7 +230,9 @@ def _refuse(
         found = f"guidance_scale: classifier-free guidance runs a second prompt beside each token; {INSTEAD}"
     elif config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         found = f"output_attentions and output_hidden_states are not collected from trees yet; {INSTEAD}"
-    elif lost := sorted(k for k, value in model_kwargs.items() if value is not None and k not in HANDLED_MODEL_KWARGS):
+    elif lost := sorted(
+        k for k, value in model_kwargs.items() if k not in HANDLED_MODEL_KWARGS and not _says_nothing(value)
+    ):
         found = f"{', '.join(lost)}: the drafted passes would go without; {INSTEAD}"
     elif input_ids.shape[0] != 1:
         found = (
@@ -239,6 +241,11 @@ def _refuse(
         )
     if found:
         raise UnsupportedError(f"this cannot be speculated: {found}")
+
+
+def _says_nothing(value: Any) -> bool:
+    """Whether an argument is left open: generate() itself makes an empty dict of a prompt without images."""
+    return value is None or (isinstance(value, dict) and not value)
 
 
 def _prompt(

@@ -50,9 +50,9 @@ def shrink(config: Any) -> Any:
     """A copy of a text config with two layers (or one of each kind), narrow, and a window of `WINDOW` tokens."""
     small = copy.deepcopy(config)
     for name, size in SIZES.items():
-        if type(getattr(small, name, None)) is int:
+        if type(_get(small, name)) is int:
             _set(small, name, size)
-    if isinstance(getattr(small, "num_key_value_heads", None), int):
+    if isinstance(_get(small, "num_key_value_heads"), int):
         alike = config.num_key_value_heads == getattr(config, "num_attention_heads", 1)
         _set(small, "num_key_value_heads", 4 if alike or getattr(config, "kv_lora_rank", None) else 2)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -71,6 +71,14 @@ def _shrink_layers(small: Any, all_kinds: list[str]) -> None:
     for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         if isinstance(getattr(small, name, None), int):
             _set(small, name, layers)
+
+
+def _get(config: Any, name: str) -> Any:
+    """None for what there is not, or what each layer has for itself."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # transformers' own, of no public class
+        return None
 
 
 def _set(config: Any, name: str, value: Any) -> bool:
