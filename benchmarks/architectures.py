@@ -46,12 +46,31 @@ def examine(name: str) -> dict[str, Any]:
     try:
         law = Law(model)
         reason = law.inconsistent()
-        if reason is not None:
-            return {**found, "verdict": "HF inconsistent", "reason": reason}
-        return found | law.examine()
+        if reason is None:
+            return found | law.examine()
+        found |= {"verdict": "HF inconsistent", "reason": reason}
+        if "fails" not in reason:
+            found |= against_cached(law, reason)
+        return found
     except Exception as error:
         logging.getLogger(__name__).debug("failed", exc_info=True)
         return {**found, "verdict": "crashed", "reason": words_of(error)}
+
+
+def against_cached(law: Law, reason: str) -> dict[str, Any]:
+    """What a model says with its cache must be reproduced, too, if it says something else without."""
+    try:
+        cached = law.examine()
+    except Exception as error:
+        return {"reason": f"{reason}; with its cache it could not be examined: {words_of(error)}"}
+    exact = cached["verdict"] == "exact"
+    outcome = "exact" if exact else f"{cached['verdict']}: {cached['reason']}"
+    return {
+        "verdict": "wrong" if cached["verdict"] == "wrong" else "HF inconsistent",
+        "route": cached.get("route"),
+        "probe": cached.get("probe"),
+        "reason": f"{reason}; against plain generate with its cache: {outcome}",
+    }
 
 
 def guarded(name: str) -> dict[str, Any]:
@@ -60,12 +79,14 @@ def guarded(name: str) -> dict[str, Any]:
     reader, writer = os.pipe()
     began, child = time.monotonic(), os.fork()
     if child == 0:
-        os.close(reader)
-        _silence()
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        with os.fdopen(writer, "wb") as stream:
-            pickle.dump(examine(name), stream)
-        os._exit(0)
+        try:
+            os.close(reader)
+            _silence()
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            with os.fdopen(writer, "wb") as stream:
+                pickle.dump(examine(name), stream)
+        finally:  # nothing of the parent may run on in the child
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         ready, _, _ = select.select([stream], [], [], SECONDS)

@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 2}
 DECODER = {"is_decoder": True, "max_position_embeddings": LENGTH + 2}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+SECTIONED = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 SHARED_KEYS = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": SLIDING}
 INDEXER = {
     "indexer_n_heads": 2,
@@ -64,6 +65,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "qwen4_exp": {"text_config": INDEXER},
     "qwen4_exp_text": INDEXER,
+    "cohere_compass_text": {"layer_types": SLIDING[:2], "rope_parameters": dict.fromkeys(SLIDING[:2], SECTIONED)},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2},
     "nemotron": {"num_key_value_heads": 2},
@@ -82,7 +85,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "shape_embed_dim": 8,
         "pronunciation_embed_dim": 8,
     },
-    "xlstm": {"qk_dim_factor": 1.0, "chunk_size": 4, "num_heads": 4, "mlstm_round_up_to_multiple_of": 8},
+    "xlstm": {"hidden_size": 64, "embedding_dim": 64, "qk_dim_factor": 1.0, "chunk_size": 4},
     "xmod": {**DECODER, "default_language": "en_XX"},
     "zamba": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],

@@ -25,13 +25,17 @@ LONGEST_RESERVE = 4096
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """Window of every layer of a text decoder's config; None for full attention.
+    """Window of every layer of a text decoder's config that keeps keys and values; None for full attention.
+
+    Layers at the end that attend to another one's are left out; see `layer_sources`.
 
     Raises:
         UnsupportedError: If a layer keeps something other than keys and values of a full or sliding attention; the
             message names the layer and its kind.
     """
     kinds, arguments = get_layer_types_and_kwargs(config)
+    holding = len(kinds) - len(layer_sources(config))
+    kinds, arguments = kinds[:holding], arguments[:holding]
     windows: list[int | None] = []
     for index, (kind, kwargs) in enumerate(zip(kinds, arguments, strict=True)):
         if kind == "full_attention":
@@ -44,6 +48,14 @@ def layer_windows(config: Any) -> list[int | None]:
                 "layers so far. Use the model's own generate()"
             )
     return windows
+
+
+def layer_sources(config: Any) -> dict[int, int]:
+    """Which layer's keys and values the layers at the end of a text decoder attend to that keep none of their own."""
+    modes, kinds = getattr(config, "kv_sharing_modes", None) or [], getattr(config, "layer_types", None) or []
+    owners = {kind: layer for layer, (kind, mode) in enumerate(zip(kinds, modes, strict=False)) if mode != "reuse"}
+    first = max(owners.values(), default=-1) + 1
+    return {layer: owners[kinds[layer]] for layer in range(first, len(kinds)) if modes and kinds[layer] in owners}
 
 
 def plain_cache(model: Any) -> Any:
@@ -201,19 +213,24 @@ class SlabCache(Cache):
     def __init__(self, config: Any, batch: int = 1) -> None:
         super().__init__(layers=[SlabLayer(self, window) for window in layer_windows(config)])
         self.lengths = [0] * batch
+        self._sources = layer_sources(config)
         self._slabs: list[_Slab] = []
+
+    def _layer(self, layer: int) -> SlabLayer:
+        """The layer whose keys and values an attention layer reads: its own as a rule."""
+        return self.layers[self._sources.get(layer, layer)]
 
     def window(self, layer: int) -> int | None:
         """Window of an attention layer, None for full attention."""
-        return self.layers[layer].window
+        return self._layer(layer).window
 
     def kind(self, layer: int) -> int:
         """Names the slab of an attention layer: layers of the same one see the same slots."""
-        return id(self.layers[layer].slab)
+        return id(self._layer(layer).slab)
 
     def base(self, layer: int, row: int) -> int:
         """Position that slot 0 of a row holds at a layer."""
-        slab = self.layers[layer].slab
+        slab = self._layer(layer).slab
         assert slab is not None, "a tree pass before `seal`"
         return slab.bases[row]
 
@@ -226,7 +243,7 @@ class SlabCache(Cache):
 
     def buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, [B, Hkv, capacity, D], for who writes the nodes itself: from slot `end` on."""
-        return self.layers[layer].keys, self.layers[layer].values
+        return self._layer(layer).keys, self._layer(layer).values
 
     def seal(self, reserve: int, unread: int = 0) -> None:
         """Moves the states of the prompt into slabs; from then on every pass is a tree pass.
@@ -290,7 +307,7 @@ class SlabCache(Cache):
         """Within it, one row of a sealed cache as a cache of its own, in the same memory, which must suffice."""
         view = SlabCache.__new__(SlabCache)
         Cache.__init__(view, layers=[SlabLayer(view, layer.window) for layer in self.layers])
-        view.lengths, view._slabs = [self.lengths[row]], []
+        view.lengths, view._slabs, view._sources = [self.lengths[row]], [], self._sources
         places = {id(layer): index for index, layer in enumerate(self.layers)}
         for slab in self._slabs:
             layers = [view.layers[places[id(layer)]] for layer in slab.layers]
@@ -369,7 +386,7 @@ class SlabCache(Cache):
         if cache.get_seq_length() == 0:
             return
         others: list[Any] = cache.layers
-        for index, (own, other) in enumerate(zip(self.layers, others, strict=True)):
+        for index, (own, other) in enumerate(zip(self.layers, others[: len(self.layers)], strict=True)):
             if type(other) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 raise UnsupportedError(f"cache layer {index} is a {type(other).__name__}; keys and values are needed")
             own.update(other.keys, other.values)

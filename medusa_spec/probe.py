@@ -21,8 +21,8 @@ PROBE_SHAPE = shape_of((-1, 0, 1, 0, 3, 2, 3))
 """Two branches of depth three and two, and a fork: a chain's mask is wrong for five of its nodes."""
 
 EXACT = 1e-5
-"""Largest difference of float64 logits that counts as equal: softmax of eager attention, and kernels of linear attention
-in chunks, compute in float32 whatever they are given."""
+"""Largest difference of float64 logits that counts as equal: softmax of eager attention and linear attention in chunks
+compute in float32 whatever they are given."""
 
 FAR_BELOW = 0.4
 """A tree pass of the real model must differ from sequential passes by less than this share of what a wrong mask does:
@@ -69,7 +69,7 @@ def probe(backbone: Backbone) -> str:
             found = _probe_route(backbone)
         except Exception as error:  # of a model that does not suit the route: whatever it is, the next one is tried
             reason = str(error) if isinstance(error, MedusaError) else f"{type(error).__name__}: {error}"
-            failures.append(f"{route.name}: {reason}")
+            failures.append(f"{route.name}: {reason}{route.failing_means}")
             continue
         if failures:
             logger.info("%s is on the route %r, since %s", name, route.name, "; ".join(failures))

@@ -24,7 +24,9 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("head_dim", "swa_head_dim", "kv_channels", "d_head", "dim_head", "attention_head_size"), 8),
     **dict.fromkeys(("attention_head_dim", "rotary_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
     **dict.fromkeys(("query_pre_attn_scalar", "index_head_dim", "linear_head_dim"), 8),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_head", "mamba_head_dim"), 8),
+    **dict.fromkeys(
+        ("linear_key_head_dim", "linear_value_head_dim", "mamba_d_head", "mamba_head_dim", "mamba_headdim"), 8
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks", "decoder_layers"), 2),
     **dict.fromkeys(("encoder_layers", "num_encoder_layers", "num_decoder_layers", "num_layers_per_stack"), 2),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
@@ -46,6 +48,15 @@ SIZES: dict[str, Any] = {
 """Attributes that configs use for sizes, and the twin's values."""
 
 
+MIXERS = (
+    ("num_heads", "head_dim", "expand"),
+    ("mamba_num_heads", "mamba_head_dim", "expand"),
+    ("mamba_n_heads", "mamba_d_head", "mamba_expand"),
+    ("n_mamba_heads", "mamba_headdim", "mamba_expand"),
+)
+"""Names for heads, their size, and the inner width by the hidden size, which heads times size must come to."""
+
+
 def shrink(config: Any) -> Any:
     """A copy of a text config with two layers (or one of each kind), narrow, and a window of `WINDOW` tokens."""
     small = copy.deepcopy(config)
@@ -55,6 +66,7 @@ def shrink(config: Any) -> Any:
     if isinstance(_get(small, "num_key_value_heads"), int):
         alike = config.num_key_value_heads == getattr(config, "num_attention_heads", 1)
         _set(small, "num_key_value_heads", 4 if alike or getattr(config, "kv_lora_rank", None) else 2)
+    _shrink_mixers(small, config)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
@@ -62,12 +74,31 @@ def shrink(config: Any) -> Any:
     return small
 
 
+def _shrink_mixers(small: Any, config: Any) -> None:
+    """Sizes that follow from others: heads of state-space layers, and attention wider than the residual stream."""
+    for heads, size, factor in MIXERS:
+        if all(isinstance(_get(small, name), int) for name in (heads, size, factor)):
+            _set(small, heads, getattr(small, factor) * SIZES["hidden_size"] // getattr(small, size))
+    wide, hidden = _get(config, "attention_hidden_size"), _get(config, "hidden_size")
+    if isinstance(wide, int) and isinstance(hidden, int):
+        width = SIZES["hidden_size"] * max(1, wide // hidden)
+        _set(small, "attention_hidden_size", width)
+        if isinstance(_get(small, "attention_head_dim"), int):
+            _set(small, "attention_head_dim", width // SIZES["num_attention_heads"])
+
+
 def _shrink_layers(small: Any, all_kinds: list[str]) -> None:
     kinds = list(dict.fromkeys(all_kinds))
     layers = max(2, len(kinds))
+    if _get(small, "num_kv_shared_layers"):  # the last ones attend to the keys of one of each kind before them
+        layers = 2 * max(1, len(kinds))
+        small.num_kv_shared_layers = layers // 2
     if kinds and not _set(small, "layer_types", (kinds * layers)[:layers]):
         # They follow from other settings: as many layers as it takes to have one of each kind.
         layers = max(2, *(all_kinds.index(kind) + 1 for kind in kinds))
+    for name, value in list(vars(small).items()):
+        if isinstance(value, list) and len(value) == len(all_kinds) and name != "layer_types":  # one for each layer
+            _set(small, name, [SIZES.get(name, item) if type(item) is int else item for item in value[:layers]])
     for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         if isinstance(getattr(small, name, None), int):
             _set(small, name, layers)

@@ -28,6 +28,7 @@ class Route(ABC):
 
     Attributes:
         name: As printed.
+        failing_means: What must be so of a model that fails here, in words.
         reads_chains: Whether a prompt may be read by tree passes.
         reads_in_parts: Whether a prompt may be read in several passes.
         needs_proof: Whether it is taken only if a float64 twin has shown it exact: others are so by construction, or
@@ -35,6 +36,7 @@ class Route(ABC):
     """
 
     name: ClassVar[str]
+    failing_means: ClassVar[str] = ""
     reads_chains: ClassVar[bool] = False
     reads_in_parts: ClassVar[bool] = True
     needs_proof: ClassVar[bool] = False

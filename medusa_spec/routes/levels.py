@@ -90,6 +90,7 @@ class NodesRoute(RowsRoute):
     """A pass of one token for each node: for models whose state cannot be held for several rows."""
 
     name: ClassVar[str] = "nodes one by one"
+    failing_means: ClassVar[str] = " (it keeps a state that no copy of its cache holds)"
 
     def verify_text(
         self, state: TextState, tokens: torch.Tensor, shape: TreeShape, **wanted: Any
