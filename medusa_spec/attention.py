@@ -47,25 +47,29 @@ class Visibility:
     mask: torch.Tensor
 
 
-def visibility(shape: TreeShape, *, length: int, base: int, window: int | None) -> Visibility:
+def visibility(shape: TreeShape, *, length: int, base: int, window: int | None, chunk: int | None = None) -> Visibility:
     """What the nodes of a tree behind `length` prefix tokens see.
 
-    A key at position p is seen from position q if q - window < p <= q: Hugging Face's sliding window.
+    A key at position p is seen from position q if q - window < p <= q: Hugging Face's sliding window; or, with chunks,
+    if both lie in the same one and p <= q.
 
     Args:
         shape: The tree.
         length: Prefix tokens of the row; node i is at position length + depth of i.
         base: Position held by slot 0 of the key buffer (a sliding layer forgets its oldest keys).
         window: Width of the sliding window, None for full attention.
+        chunk: Width of the chunks, None where attention does not end at them; there is no window then.
     """
     end = length - base
-    if window is None:
+    if window is None and chunk is None:
         return Visibility(first=0, common=0, end=end, mask=shape.mask)
     depths = torch.tensor(shape.depths, device="cpu")  # as the mask, whatever the user's default device is
-    left = (length + depths - window + 1).clamp(base, length) - base  # first prefix slot that each node sees
+    places = length + depths
+    edges = places - window + 1 if window is not None else places // chunk * chunk  # first position that each node sees
+    left = edges.clamp(base, length) - base
     first, common = int(left.min()), int(left.max())
     boundary = torch.arange(first, common, device="cpu") >= left[:, None]
-    near = depths[:, None] - depths[None, :] < window
+    near = places[None, :] >= edges[:, None]
     return Visibility(first=first, common=common, end=end, mask=torch.cat([boundary, shape.mask & near], dim=1))
 
 
@@ -115,10 +119,10 @@ class TreePass:
 
     def visible(self, layer: int, row: int) -> Visibility:
         """What row `row` sees at attention layer `layer`; worked out once per layer kind."""
-        window, base = self.cache.window(layer), self.cache.base(layer, row)
-        key = (row, window, base)
+        window, chunk, base = self.cache.window(layer), self.cache.chunk(layer), self.cache.base(layer, row)
+        key = (row, window, chunk, base)
         if key not in self._visible:
-            self._visible[key] = visibility(self.shape, length=self.lengths[row], base=base, window=window)
+            self._visible[key] = visibility(self.shape, length=self.lengths[row], base=base, window=window, chunk=chunk)
         return self._visible[key]
 
     def bias(self, seen: Visibility, *, whole: bool, groups: int, like: torch.Tensor) -> torch.Tensor:

@@ -38,16 +38,25 @@ def layer_windows(config: Any) -> list[int | None]:
     kinds, arguments = kinds[:holding], arguments[:holding]
     windows: list[int | None] = []
     for index, (kind, kwargs) in enumerate(zip(kinds, arguments, strict=True)):
-        if kind == "full_attention":
+        if kind in ("full_attention", "chunked_attention"):  # chunks are seen in part, and kept whole
             windows.append(None)
         elif kind == "sliding_attention":
             windows.append(kwargs["sliding_window"])
         else:
             raise UnsupportedError(
-                f"layer {index} is of kind {kind!r}; trees are supported on full_attention and sliding_attention "
-                "layers so far. Use the model's own generate()"
+                f"layer {index} is of kind {kind!r}; slabs hold full_attention, chunked_attention and "
+                "sliding_attention layers alone"
             )
     return windows
+
+
+def layer_chunks(config: Any) -> list[int | None]:
+    """Width of the chunks of every layer that attends within its own chunk alone; None for the others."""
+    kinds, arguments = get_layer_types_and_kwargs(config)
+    return [
+        kwargs["sliding_window"] if kind == "chunked_attention" else None
+        for kind, kwargs in zip(kinds, arguments, strict=True)
+    ]
 
 
 def layer_sources(config: Any) -> dict[int, int]:
@@ -76,10 +85,10 @@ class SlabLayer(CacheLayerMixin):
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, cache: "SlabCache", window: int | None) -> None:
+    def __init__(self, cache: "SlabCache", window: int | None, chunk: int | None = None) -> None:
         super().__init__()
         self.cache = cache
-        self.window = window
+        self.window, self.chunk = window, chunk
         self.is_sliding = window is not None
         self.slab: _Slab | None = None
         self.seen = 0  # tokens of the prompt that this layer has read, while it is not yet in a slab
@@ -211,7 +220,8 @@ class SlabCache(Cache):
     layers: list[SlabLayer]  # type: ignore[assignment]
 
     def __init__(self, config: Any, batch: int = 1) -> None:
-        super().__init__(layers=[SlabLayer(self, window) for window in layer_windows(config)])
+        kinds = zip(layer_windows(config), layer_chunks(config), strict=False)
+        super().__init__(layers=[SlabLayer(self, window, chunk) for window, chunk in kinds])
         self.lengths = [0] * batch
         self._sources = layer_sources(config)
         self._slabs: list[_Slab] = []
@@ -223,6 +233,10 @@ class SlabCache(Cache):
     def window(self, layer: int) -> int | None:
         """Window of an attention layer, None for full attention."""
         return self._layer(layer).window
+
+    def chunk(self, layer: int) -> int | None:
+        """Width of the chunks of an attention layer, None where it attends beyond its own."""
+        return self._layer(layer).chunk
 
     def kind(self, layer: int) -> int:
         """Names the slab of an attention layer: layers of the same one see the same slots."""
@@ -255,7 +269,7 @@ class SlabCache(Cache):
         reserve = unread + min(reserve, max(LONGEST_RESERVE, self.layers[0].seen + unread))
         groups: dict[Any, list[SlabLayer]] = {}
         for layer in self.layers:
-            shape = (layer.keys.shape, layer.values.shape, layer.window, layer.dtype, layer.device)
+            shape = (layer.keys.shape, layer.values.shape, layer.window, layer.chunk, layer.dtype, layer.device)
             groups.setdefault(shape, []).append(layer)
         self.lengths = [self.layers[0].seen] * len(self.lengths)
         for layers in groups.values():
@@ -306,7 +320,7 @@ class SlabCache(Cache):
     def only(self, row: int) -> Iterator["SlabCache"]:
         """Within it, one row of a sealed cache as a cache of its own, in the same memory, which must suffice."""
         view = SlabCache.__new__(SlabCache)
-        Cache.__init__(view, layers=[SlabLayer(view, layer.window) for layer in self.layers])
+        Cache.__init__(view, layers=[SlabLayer(view, layer.window, layer.chunk) for layer in self.layers])
         view.lengths, view._slabs, view._sources = [self.lengths[row]], [], self._sources
         places = {id(layer): index for index, layer in enumerate(self.layers)}
         for slab in self._slabs:
@@ -387,6 +401,11 @@ class SlabCache(Cache):
             return
         others: list[Any] = cache.layers
         for index, (own, other) in enumerate(zip(self.layers, others[: len(self.layers)], strict=True)):
+            if own.chunk is not None:
+                raise UnsupportedError(
+                    f"cache layer {index} keeps the end of a text for attention in chunks of {own.chunk}, which is not "
+                    "taken over; pass the whole text and no cache"
+                )
             if type(other) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 raise UnsupportedError(f"cache layer {index} is a {type(other).__name__}; keys and values are needed")
             own.update(other.keys, other.values)

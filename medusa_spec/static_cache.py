@@ -7,6 +7,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_spec.cache import SlabCache
+from medusa_spec.errors import UnsupportedError
 
 
 class StaticLayer(CacheLayerMixin):
@@ -66,6 +67,8 @@ class StaticCache(Cache):
     layers: list[StaticLayer]  # type: ignore[assignment]
 
     def __init__(self, like: SlabCache, capacity: int) -> None:
+        if any(like.chunk(layer) is not None for layer in range(len(like.layers))):
+            raise UnsupportedError("passes of fixed shape know full and sliding attention, not attention in chunks")
         self.capacity = capacity
         self.kinds = like.kinds()
         self.known = 0  # length as the host has read it

@@ -27,6 +27,9 @@ class Prefixes:
     def window(self, layer: int) -> int | None:
         return self.windows[layer]
 
+    def chunk(self, layer: int) -> int | None:
+        return None
+
     def base(self, layer: int, row: int) -> int:
         return self.bases[row] if self.windows[layer] is not None else 0
 
@@ -59,6 +62,19 @@ def dense(seen: Visibility, nodes: int) -> torch.Tensor:
         ],
         dim=1,
     )
+
+
+@given(PARENTS, st.integers(0, 20), st.integers(1, 7))
+def test_a_node_sees_the_part_of_its_own_chunk_that_lies_before_it(
+    parents: tuple[int, ...], length: int, chunk: int
+) -> None:
+    shape = shape_of(parents)
+    expected = seen_by_position(shape, length, 0, None)
+    places = [*range(length), *(length + depth for depth in shape.depths)]
+    for node, depth in enumerate(shape.depths):
+        expected[node] &= torch.tensor([place // chunk == (length + depth) // chunk for place in places])
+    seen = visibility(shape, length=length, base=0, window=None, chunk=chunk)
+    assert torch.equal(dense(seen, shape.size), expected)
 
 
 @given(PARENTS, st.integers(0, 20), st.one_of(st.none(), st.integers(1, 12)), st.data())

@@ -3,12 +3,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, StaticCache
+from transformers import AutoConfig, DynamicCache, LlamaConfig, StaticCache
 
 from medusa_spec import cache as cache_file
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone
-from medusa_spec.cache import ALIGNMENT, LONGEST_RESERVE, SlabCache, _Slab, layer_windows
+from medusa_spec.cache import (
+    ALIGNMENT,
+    LONGEST_RESERVE,
+    SlabCache,
+    _Slab,
+    layer_chunks,
+    layer_sources,
+    layer_windows,
+)
 from medusa_spec.errors import UnsupportedError
 from medusa_spec.testing import tiny
 from medusa_spec.tree import TreeShape, chain, shape_of
@@ -158,14 +166,44 @@ def test_room_that_was_reserved_is_not_grown(monkeypatch: pytest.MonkeyPatch) ->
         written.step(7, [[0, 1, 2, 3]])
 
 
-@pytest.mark.parametrize("kind", ["linear_attention", "chunked_attention"])
+@pytest.mark.parametrize("kind", ["linear_attention", "conv"])
 def test_a_layer_that_holds_no_tree_is_refused_by_place_and_kind(kind: str) -> None:
     # `LlamaConfig` itself checks kinds against its own list, so the kinds are put in afterwards.
     made = config(["full_attention"] * 2)
     made.layer_types = ["full_attention", kind]
-    made.attention_chunk_size = 4
     with pytest.raises(UnsupportedError, match=f"layer 1 is of kind '{kind}'"):
         layer_windows(made)
+
+
+def test_layers_in_chunks_keep_everything_and_a_slab_of_their_own() -> None:
+    made = config(["full_attention"] * 3)
+    made.layer_types, made.attention_chunk_size = ["chunked_attention", "full_attention", "chunked_attention"], 4
+    assert layer_windows(made) == [None] * 3 and layer_chunks(made) == [4, None, 4]
+    cache = SlabCache(made)
+    for layer in range(3):
+        cache.update(torch.ones(1, 2, 9, 4), torch.ones(1, 2, 9, 4), layer)
+    cache.seal(8)
+    assert cache.kind(0) == cache.kind(2) != cache.kind(1)
+    assert [cache.chunk(layer) for layer in range(3)] == [4, None, 4]
+    assert cache.states()[0][0].shape[2] == 9
+
+
+def test_the_end_of_a_text_in_chunks_is_not_taken_over() -> None:
+    made = config(["full_attention"])
+    made.layer_types, made.attention_chunk_size = ["chunked_attention"], 4
+    full = DynamicCache(config=made)
+    full.update(torch.ones(1, 2, 9, 4), torch.ones(1, 2, 9, 4), 0)
+    with pytest.raises(UnsupportedError, match="chunks of 4.*no cache"):
+        SlabCache(made).load(full)
+
+
+def test_layers_that_share_keys_read_those_of_the_last_layer_of_their_kind() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 3
+    made = AutoConfig.for_model("gemma4_text", num_hidden_layers=6, layer_types=kinds, num_kv_shared_layers=2)
+    assert layer_sources(made) == {4: 2, 5: 3}
+    cache = SlabCache(made)
+    assert len(cache.layers) == 4 and cache.window(4) == cache.window(2) == made.sliding_window
+    assert cache.window(5) is None and layer_sources(config(kinds)) == {}
 
 
 # --- against a model --------------------------------------------------------------------------------------------------
