@@ -65,7 +65,7 @@ def visibility(shape: TreeShape, *, length: int, base: int, window: int | None, 
         return Visibility(first=0, common=0, end=end, mask=shape.mask)
     depths = torch.tensor(shape.depths, device="cpu")  # as the mask, whatever the user's default device is
     places = length + depths
-    edges = places - window + 1 if window is not None else places // chunk * chunk  # first position that each node sees
+    edges = places // chunk * chunk if chunk is not None else places - (window or 0) + 1  # first that each node sees
     left = edges.clamp(base, length) - base
     first, common = int(left.min()), int(left.max())
     boundary = torch.arange(first, common, device="cpu") >= left[:, None]

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from medusa_spec.cache import SlabCache
-from medusa_spec.errors import UnsupportedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +50,14 @@ class Footprint:
         return None if self.free is None else self.cache <= self.free
 
 
-def layer_states(cache: SlabCache) -> list[LayerStates]:
+def layer_states(cache: Any) -> list[LayerStates]:
     """What the layers of a cache keep of a token; the cache must have read one.
 
-    Raises:
-        UnsupportedError: If it holds no keys and values in slabs.
+    Of states of other forms: what grows with the text, and what does not, as a layer that sees one token.
     """
     if not isinstance(cache, SlabCache):
-        raise UnsupportedError(
-            f"what a text takes in memory is reckoned from keys and values in slabs, got a {type(cache).__name__}: the "
-            "target's trees are checked on another route; leave the memory out"
-        )
+        constant, growing = cache.bytes_held()
+        return [LayerStates(bytes_per_token=growing), LayerStates(bytes_per_token=constant, window=1)]
     return [
         LayerStates(bytes_per_token=(key_heads * key_size + value_heads * value_size) * dtype.itemsize, window=window)
         for key_heads, key_size, value_heads, value_size, dtype, _, window in cache.kinds()

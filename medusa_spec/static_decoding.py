@@ -38,7 +38,7 @@ def reason_against(request: Request, backbone: Backbone, draft: FixedDraft | Non
         return "the drafter's trees have no fixed shape"
     if request.go_on is not None:
         return "ranks that share the target must make their passes together"
-    if not isinstance(backbone.route, AttentionRoute):
+    if backbone.route.name != AttentionRoute.name:
         return f"the target's trees are checked on the route {backbone.route.name!r}"
     if len(request.cache.lengths) != 1:
         return f"a batch of {len(request.cache.lengths)} rows; steps of fixed shape decode one"

@@ -56,6 +56,14 @@ class RowsCache:
         assert settle is not None, "keep before a tree pass"
         self.states[row], self.settle[row] = settle(path), None
 
+    def bytes_held(self) -> tuple[int, int]:
+        """Bytes of the first text's state that do not grow with it, and those that each token adds."""
+        state, held = self.states[0].rows([0]), []
+        for _ in range(2):
+            state.read(state.ids.new_zeros(1, 1))
+            held.append(state.bytes_held)
+        return held[0] - state.ids.shape[1] * (held[1] - held[0]) + (held[1] - held[0]), held[1] - held[0]
+
     # --- rows that come and go ----------------------------------------------------------------------------------------
 
     def empty(self, row: int) -> None:

@@ -1,7 +1,7 @@
 """What plain generation carries from pass to pass, for rows that can be copied. Knows generate()'s loop, no trees."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +59,11 @@ class TextState:
         self.ids = text
         return out
 
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of all states, ids apart."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(self.kwargs))
+
     def rows(self, rows: Sequence[int]) -> "TextState":
         """Copies of some rows, in this order; what is done to them leaves this state alone."""
         state = copy.copy(self)
@@ -66,6 +71,17 @@ class TextState:
         state.ids = self.ids.index_select(0, index)
         state.kwargs = _Rows(index, of=self.ids.shape[0]).copy(self.kwargs)
         return state
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors that arguments hold, in containers and caches too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+    elif hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module | type):
+        yield from _tensors(vars(value))
 
 
 class _Rows:

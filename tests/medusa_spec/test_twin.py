@@ -66,3 +66,30 @@ def test_twins_are_equal_and_leave_the_random_state_alone() -> None:
     one, other = twin(model, "sdpa"), twin(model, "sdpa")
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mamba2", {}),
+        ("bamba", {"attn_layer_indices": [3], "num_hidden_layers": 6}),
+        ("jamba", {}),
+        ("falcon", {}),
+        ("bloom", {}),
+        ("rwkv", {}),
+        ("gemma3n_text", {}),
+        ("gemma4_text", {"num_kv_shared_layers": 20}),
+        ("llama4_text", {}),
+        ("deepseek_v3", {}),
+        ("qwen3_5_text", {}),
+    ],
+)
+def test_other_layers_shrink_to_a_model_that_decodes_past_the_window(name: str, settings: dict) -> None:
+    config = AutoConfig.for_model(name, **settings)
+    small = shrink(config)
+    small._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(small)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    assert set(small.layer_types if hasattr(small, "layer_types") else ()) == set(getattr(config, "layer_types", ()))
+    with torch.no_grad():
+        assert model(IDS % 90).logits.isfinite().all()

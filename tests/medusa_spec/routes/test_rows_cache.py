@@ -6,6 +6,7 @@ from transformers import DynamicCache
 
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone
+from medusa_spec.cost import filled_cache
 from medusa_spec.errors import UnsupportedError
 from medusa_spec.routes import LevelsRoute
 from medusa_spec.tree import chain
@@ -49,6 +50,17 @@ def test_a_full_cache_of_the_user_is_refused_and_an_empty_one_filled(backbone) -
     assert cache.export(backbone.config, into=empty) is empty
     assert type(empty.layers[0]) is type(cache.states[0].kwargs[backbone.cache_argument].layers[0])
     assert empty.layers[0] is not cache.states[0].kwargs[backbone.cache_argument].layers[0]
+
+
+@pytest.mark.parametrize(("name", "grows"), [("mamba", False), ("bloom", True)])
+def test_bytes_are_those_that_states_have(make_other, name, grows) -> None:
+    backbone = Backbone(make_other(name))
+    backbone.take(LevelsRoute)
+    cache = filled_cache(backbone, 4)
+    constant, growing = cache.bytes_held()
+    assert constant + 4 * growing == cache.states[0].bytes_held
+    assert growing == (2 * 2 * 32 * 8 if grows else 0) and (constant == 0) == grows
+    assert cache.lengths == [4]
 
 
 def test_nothing_is_kept_of_a_tree_that_was_not_checked(backbone) -> None:
