@@ -375,7 +375,7 @@ def stub(**changes):
     """A request and a backbone that nothing speaks against, but for the changes."""
     request = {"batched_choice": True, "rule": EXACT_SAMPLING, "go_on": None, "cache": SimpleNamespace(lengths=[4])}
     backbone = {"rescales_positions": False, "vocab_size": 8, "ids_below": 8, "device": torch.device("cpu")}
-    backbone |= {"spread": None}
+    backbone |= {"spread": None, "route": SimpleNamespace(name="attention interface")}
     parts = [{name: changes.get(name, value) for name, value in part.items()} for part in (request, backbone)]
     return [SimpleNamespace(**part) for part in parts]
 
@@ -388,6 +388,7 @@ def stub(**changes):
         ({"go_on": lambda: True}, "ranks"),
         ({"cache": SimpleNamespace(lengths=[4, 4])}, "a batch of 2 rows"),
         ({"rescales_positions": True}, "rescaled"),
+        ({"route": SimpleNamespace(name="4-D mask")}, "route '4-D mask'"),
         ({"vocab_size": 9}, "no input embedding"),
         ({"spread": "the target is spread over 2 devices"}, "2 devices"),
     ],
