@@ -107,6 +107,7 @@ def tree_logits(
     cache = SlabCache(backbone.config)
     backbone.forward(prompt, last_only=True, cache=cache)
     cache.seal(shape.size)
+    cache.make_room(shape.size)
     tree_pass = TreePass(shape=shape, cache=cache, device=backbone.device)
     if positions is not None:
         tree_pass = _Misplaced(shape=shape, cache=cache, device=backbone.device, depths=positions.depths)
@@ -121,7 +122,7 @@ class _Misplaced(TreePass):
 
     @property
     def positions(self) -> torch.Tensor:
-        return self.lengths[0] + torch.tensor([self.depths], device=self.device)
+        return self.cache.lengths[0] + torch.tensor([self.depths], device=self.device)
 
 
 def _probe_twin(backbone: Backbone) -> str:
