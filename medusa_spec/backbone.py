@@ -48,8 +48,12 @@ class TargetOutput:
 
     def last(self) -> "TargetOutput":
         """The same, of the last position alone."""
-        layers = None if self.layers is None else self.layers[:, -1:]
-        return TargetOutput(logits=self.logits[:, -1:], h=self.h[:, -1:], layers=layers)
+        return self.part(slice(-1, None))
+
+    def part(self, positions: slice) -> "TargetOutput":
+        """The same, of some positions."""
+        layers = None if self.layers is None else self.layers[:, positions]
+        return TargetOutput(logits=self.logits[:, positions], h=self.h[:, positions], layers=layers)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -178,6 +182,11 @@ class Backbone:
         rope = getattr(self.config, "rope_parameters", None) or {}
         parts = (rope, *(value for value in rope.values() if isinstance(value, dict)))
         return any(part.get("rope_type") in ("dynamic", "longrope") for part in parts)
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a row of a pass does not depend on the others: positions that are rescaled by the longest one do."""
+        return not self.rescales_positions
 
     @property
     def spread(self) -> str | None:

@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -10,17 +11,23 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.utils import logging
 
-from medusa_spec.acceptance import EXACT_SAMPLING, GREEDY
+from medusa_spec.acceptance import EXACT_SAMPLING, GREEDY, Rule
 from medusa_spec.backbone import Backbone
 from medusa_spec.cache import SlabCache
-from medusa_spec.decoding import Request, decode
+from medusa_spec.decoding import decode
 from medusa_spec.drafters import Drafter
 from medusa_spec.errors import ConfigError, UnsupportedError
+from medusa_spec.noise import SharedNoise
+from medusa_spec.request import Request, Row
+from medusa_spec.rowwise import criteria_of, processors_of, reason_against_rows
 from medusa_spec.speculation import Speculation, checked
 from medusa_spec.static_decoding import StaticSteps
 from medusa_spec.stats import DecodingStats
 from medusa_spec.stopping import Sequence
+
+logger = logging.get_logger(__name__)
 
 INSTEAD = "call model.target.generate(...) for it"
 
@@ -156,38 +163,74 @@ def _decode_in_generate(
     **model_kwargs: Any,
 ) -> Any:
     """The callable that Hugging Face's generate() runs in place of its own loop."""
-    _refuse(input_ids, generation_config, logits_processor, model_kwargs)
+    _refuse(generation_config, logits_processor, model_kwargs)
+    rows = input_ids.shape[0]
+    reason = None if rows == 1 else _reason_against_batch(logits_processor, stopping_criteria, user_cache)
+    if reason is not None:
+        logger.warning_once(f"A batch was decoded by the target's own loop, without drafts: {reason}.")
+        record(DecodingStats(requests=rows, rule=f"the target's own loop, since {reason}"))
+        target: Any = model
+        return target._sample(
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            synced_gpus=bool(bound_synced_gpus),
+            streamer=bound_streamer,
+            **model_kwargs,
+        )
     cache = SlabCache(backbone.config)
     if user_cache is not None:
         cache.load(user_cache)
-    prompt, unread = _prompt(input_ids, model_kwargs.get("attention_mask"), generation_config, cache.get_seq_length())
+    prompts = [
+        _prompt(
+            input_ids[row : row + 1],
+            _row(model_kwargs.get("attention_mask"), row),
+            generation_config,
+            cache.get_seq_length(),
+        )
+        for row in range(rows)
+    ]
     loaded = cache
+    prompt, unread = prompts[0]
     if unread.shape[1] < prompt.shape[1] and backbone.reads_anew(prompt, cache):
-        cache, unread = SlabCache(backbone.config), prompt
+        cache, prompts = SlabCache(backbone.config), [(prompt, prompt)]
     returns_dict = bool(generation_config.return_dict_in_generate)
+    noise = SharedNoise(rows) if rows > 1 and generation_config.do_sample else None
+    texts = [
+        Row(
+            sequence=Sequence(
+                input_ids[row : row + 1], stopping_criteria if rows == 1 else criteria_of(stopping_criteria)
+            ),
+            unread=unread.to(backbone.device),
+            session=drafter.begin(prompt[0].tolist()),
+            rule=_rule(generation_config, noise, row),
+            processors=logits_processor if rows == 1 else processors_of(logits_processor, row),
+            emit=None
+            if bound_streamer is None
+            else lambda token: bound_streamer.put(torch.tensor([token], device="cpu")),
+            keep_scores=returns_dict and bool(generation_config.output_scores),
+            keep_logits=returns_dict and bool(generation_config.output_logits),
+            ended=None if noise is None else functools.partial(noise.end, row),
+        )
+        for row, (prompt, unread) in enumerate(prompts)
+    ]
     go_on = _others_are_decoding(model, bound_synced_gpus)
-    controller = None
+    controllers = None
     if go_on is None:  # ranks that share the target must make their passes together
         temperature = float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0
-        controller = speculation.controller(backbone, drafter, limit=draft_nodes, temperature=temperature, mode=mode)
+        controllers = speculation.controllers(backbone, drafter, limit=draft_nodes, temperature=temperature, mode=mode)
     request = Request(
-        sequence=Sequence(input_ids, stopping_criteria),
-        prefill_ids=unread.to(backbone.device),
+        rows=texts,
         cache=cache,
-        session=drafter.begin(prompt[0].tolist()),
         reads=None if draft_nodes == 0 else drafter.reads,
-        rule=EXACT_SAMPLING if generation_config.do_sample else GREEDY,
-        processors=logits_processor,
         prefill_chunk=generation_config.prefill_chunk_size,
         draft_nodes=draft_nodes,
-        controller=controller,
-        emit=None if bound_streamer is None else lambda token: bound_streamer.put(torch.tensor([token], device="cpu")),
-        keep_scores=returns_dict and bool(generation_config.output_scores),
-        keep_logits=returns_dict and bool(generation_config.output_logits),
+        controllers=controllers,
         steps=steps,
         go_on=go_on,
     )
-    stats = decode(backbone, request)
+    stats = decode(backbone, request) if rows == 1 or backbone.takes_rows else _one_by_one(backbone, request)
     if bound_streamer is not None:
         bound_streamer.end()
     record(stats)
@@ -195,26 +238,67 @@ def _decode_in_generate(
         if request.cache is not loaded:
             user_cache.layers = []  # the text was read anew
         request.cache.export(backbone.config, into=user_cache)
-    sequences: Any = request.sequence.ids.clone()
+    sequences: Any = _side_by_side(texts, generation_config)
     if not returns_dict:
         return sequences
-    kept = request.cache.export(backbone.config) if user_cache is None and generation_config.use_cache else user_cache
+    kept = user_cache
+    if user_cache is None and generation_config.use_cache and rows == 1:
+        kept = request.cache.export(backbone.config)
     return MedusaGenerateOutput(
         sequences=sequences,
-        scores=_collected(request.scores, request.keep_scores),
-        logits=_collected(request.logits, request.keep_logits),
+        scores=_collected([text.scores for text in texts], texts[0].keep_scores),
+        logits=_collected([text.logits for text in texts], texts[0].keep_logits),
         cache=kept,
         stats=stats,
     )
 
 
-def _collected(tensors: list[torch.Tensor], asked: bool) -> Any:
-    """One tensor per new token; Hugging Face annotates the field as a tuple of one."""
-    return tuple(tensors) if asked else None
+def _reason_against_batch(
+    processors: LogitsProcessorList, criteria: StoppingCriteriaList, user_cache: Any
+) -> str | None:
+    """Why a batch cannot be decoded row by row, in words; None if it can."""
+    if user_cache is not None and user_cache.get_seq_length():
+        return "it goes on behind a cache that was passed"
+    return reason_against_rows(processors, criteria)
+
+
+def _row(mask: torch.Tensor | None, row: int) -> torch.Tensor | None:
+    return None if mask is None else mask[row : row + 1]
+
+
+def _rule(config: GenerationConfig, noise: SharedNoise | None, row: int) -> Rule:
+    if not config.do_sample:
+        return GREEDY
+    return EXACT_SAMPLING if noise is None else noise.rule(row)
+
+
+def _one_by_one(backbone: Backbone, request: Request) -> DecodingStats:
+    """Rows that cannot share a pass, one after the other."""
+    alone = [replace(request, rows=[row], cache=SlabCache(backbone.config)) for row in request.rows]
+    return functools.reduce(DecodingStats.merge, [decode(backbone, one) for one in alone])
+
+
+def _side_by_side(rows: list[Row], config: GenerationConfig) -> torch.Tensor:
+    """Prompts and answers [B, T]; behind the end of a row stands the padding token."""
+    if len(rows) == 1:
+        return rows[0].sequence.ids.clone()
+    padding: Any = getattr(config, "_pad_token_tensor", None)
+    longest = max(row.sequence.length for row in rows)
+    ids = rows[0].sequence.ids.new_full((len(rows), longest), 0 if padding is None else int(padding))
+    for place, row in zip(ids, rows, strict=True):
+        place[: row.sequence.length] = row.sequence.ids[0]
+    return ids
+
+
+def _collected(rows: list[list[torch.Tensor]], asked: bool) -> Any:
+    """One tensor [B, V] per new token, zero behind the end of a row; Hugging Face annotates it as a tuple of one."""
+    if not asked:
+        return None
+    nothing = torch.zeros_like(rows[0][0])
+    return tuple(torch.cat(of_all) for of_all in zip_longest(*rows, fillvalue=nothing))
 
 
 def _refuse(
-    input_ids: torch.Tensor,
     config: GenerationConfig,
     processors: LogitsProcessorList,
     model_kwargs: dict[str, Any],
@@ -233,11 +317,6 @@ def _refuse(
         found = f"output_attentions and output_hidden_states are not collected from trees yet; {INSTEAD}"
     elif lost := sorted(k for k, value in model_kwargs.items() if value is not None and k not in HANDLED_MODEL_KWARGS):
         found = f"{', '.join(lost)}: the drafted passes would go without; {INSTEAD}"
-    elif input_ids.shape[0] != 1:
-        found = (
-            f"a batch of {input_ids.shape[0]} rows: trees are decoded one row at a time so far. Decode the rows one "
-            f"by one, or {INSTEAD}"
-        )
     if found:
         raise UnsupportedError(f"this cannot be speculated: {found}")
 

@@ -44,7 +44,6 @@ REFUSED = {
     "guidance_scale": {"guidance_scale": 1.5},
     "output_attentions": {"output_attentions": True, "return_dict_in_generate": True},
     "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
-    "batch": {"num_return_sequences": 2, "do_sample": True},
 }
 
 
