@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LogitsProcessorList
@@ -14,6 +14,7 @@ from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
 from medusa_spec.controller import Controller, Plan
 from medusa_spec.drafters import DraftSession, ReadStates, check_draft
+from medusa_spec.extras import Extras
 from medusa_spec.prefill import prefill
 from medusa_spec.prepared.choice import most_likely
 from medusa_spec.stats import DecodingStats
@@ -42,6 +43,7 @@ class Request:
         emit: Called with every emitted token, for streaming.
         keep_scores: Collect processed scores.
         keep_logits: Collect raw logits.
+        extras: Collects what else is asked of the passes; None for nothing.
         steps: Decodes in steps of fixed shape where that serves; None for the ordinary loop alone.
         go_on: Called when the row is finished; true asks for another, empty pass (other ranks are still decoding).
     """
@@ -59,6 +61,7 @@ class Request:
     emit: Callable[[int], None] | None = None
     keep_scores: bool = False
     keep_logits: bool = False
+    extras: Extras | None = None
     steps: "StaticSteps | None" = None
     go_on: Callable[[], bool] | None = None
     scores: list[torch.Tensor] = field(default_factory=list)
@@ -72,7 +75,12 @@ class Request:
     @property
     def batched_choice(self) -> bool:
         """Whether all nodes can be chosen from at once: nothing depends on the path."""
-        return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits)
+        return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits or self.extras)
+
+    @property
+    def collect(self) -> tuple[str, ...]:
+        """What passes give beside logits and h."""
+        return () if self.extras is None else self.extras.asked
 
     def plan(self) -> Plan:
         """What the next step does."""
@@ -121,16 +129,18 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         drafted = clock.lap()
         stats.seconds["draft"] += drafted
 
-        ids, tree_pass = lay_out(tree, cache, backbone.device)
+        ids, tree_pass = lay_out(tree, cache, backbone.device, request.extras)
         stats.seconds["lay_out"] += clock.lap()
 
-        out = backbone.verify(ids, tree_pass, taps=request.reads or ())
+        out = backbone.verify(ids, tree_pass, taps=request.reads or (), collect=request.collect)
         passed = clock.lap()
         stats.seconds["verify"] += passed
 
         before = request.sequence.new_tokens
         accepted = accept(tree, out, request)
         gained = request.sequence.new_tokens - before
+        if request.extras is not None:
+            request.extras.add_nodes(out, tree, cache, accepted.path[:gained])
         stats.seconds["accept"] += clock.lap()
 
         cache.keep(0, accepted.path[:gained])
@@ -153,8 +163,10 @@ def read(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
     """Reads the text that the cache lacks and chooses the token after it."""
     longest = request.sequence.max_length
     reserve = 0 if longest is None else longest - request.sequence.length
-    chunk = request.prefill_chunk
-    out = prefill(backbone, request.cache, request.prefill_ids, reserve=reserve, chunk=chunk, reads=request.reads)
+    wanted: dict[str, Any] = {"chunk": request.prefill_chunk, "reads": request.reads, "collect": request.collect}
+    out = prefill(backbone, request.cache, request.prefill_ids, reserve=reserve, **wanted)
+    if request.extras is not None:
+        request.extras.add_prompt(out)
     show(request, request.prefill_ids[0].tolist(), out, slice(None))
     out = out.last()
     accepted = accept(TokenTree.root_only(-1), out, request)
@@ -191,10 +203,13 @@ def draft(backbone: Backbone, request: Request, root: int, h: torch.Tensor) -> T
     return tree if deepest is None else tree.cut(deepest)
 
 
-def lay_out(tree: TokenTree, cache: SlabCache, device: torch.device) -> tuple[torch.Tensor, TreePass]:
+def lay_out(
+    tree: TokenTree, cache: SlabCache, device: torch.device, extras: Extras | None = None
+) -> tuple[torch.Tensor, TreePass]:
     """Node tokens as input ids [1, N], and the tree as attention sees it, with room for it in the cache."""
     cache.make_room(tree.size)
-    return torch.tensor([tree.tokens], device=device), TreePass(shape=tree.shape, cache=cache, device=device)
+    kind = TreePass if extras is None else extras.pass_kind()
+    return torch.tensor([tree.tokens], device=device), kind(shape=tree.shape, cache=cache, device=device)
 
 
 def accept(tree: TokenTree, out: TargetOutput, request: Request) -> Accepted:
