@@ -174,7 +174,7 @@ def _decode_in_generate(
     if user_cache is not None:
         cache.load(user_cache)
     prompt, unread = _prompt(input_ids, model_kwargs.get("attention_mask"), generation_config, cache.get_seq_length())
-    loaded = cache
+    loaded, padding = cache, input_ids.shape[1] - prompt.shape[1]
     if unread.shape[1] < prompt.shape[1] and backbone.reads_anew(prompt, cache):
         cache, unread = SlabCache(backbone.config), prompt
     returns_dict = bool(generation_config.return_dict_in_generate)
@@ -197,7 +197,7 @@ def _decode_in_generate(
         emit=None if bound_streamer is None else lambda token: bound_streamer.put(torch.tensor([token], device="cpu")),
         keep_scores=returns_dict and bool(generation_config.output_scores),
         keep_logits=returns_dict and bool(generation_config.output_logits),
-        extras=_extras(generation_config, padding=input_ids.shape[1] - prompt.shape[1]) if returns_dict else None,
+        extras=_extras(generation_config, padding=padding) if returns_dict else None,
         steps=steps,
         go_on=go_on,
     )
@@ -208,11 +208,13 @@ def _decode_in_generate(
     if user_cache is not None:
         if request.cache is not loaded:
             user_cache.layers = []  # the text was read anew
-        request.cache.export(backbone.config, into=user_cache)
+        request.cache.export(backbone.config, into=user_cache, padding=padding)
     sequences: Any = request.sequence.ids.clone()
     if not returns_dict:
         return sequences
-    kept = request.cache.export(backbone.config) if user_cache is None and generation_config.use_cache else user_cache
+    kept = user_cache
+    if kept is None and generation_config.use_cache:
+        kept = request.cache.export(backbone.config, padding=padding)
     return MedusaGenerateOutput(
         sequences=sequences,
         scores=_collected(request.scores, request.keep_scores),

@@ -50,7 +50,7 @@ class Sequence:
         done = token in self.eos or (self.max_length is not None and self.length >= self.max_length)
         if self.length in self.reminders:  # they warn of a text that is longer than the model was made for
             for criterion in self.limits:
-                criterion(self.ids, None)  # type: ignore[arg-type]
+                criterion(self.ids, None)
         if not self.others:
             return done
         scores = None if self.scores is None else tuple(self.scores)
