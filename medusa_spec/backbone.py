@@ -40,11 +40,15 @@ class TargetOutput:
         logits: [B, T, V], after the model's own post-processing, in the model's dtype.
         h: [B, T, H], the tensor that entered the LM head.
         layers: [B, T, L, H], what entered the L decoder layers asked for (`taps`); None where none was.
+        hidden_states: Hugging Face's own tuple of [B, T, H], if it was asked for (`collect`).
+        attentions: Likewise, of [B, Hq, T, keys].
     """
 
     logits: torch.Tensor
     h: torch.Tensor
     layers: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
 
     def last(self) -> "TargetOutput":
         """The same, of the last position alone."""
@@ -277,6 +281,7 @@ class Backbone:
         last_only: bool = False,
         all_states: bool = False,
         taps: tuple[int, ...] = (),
+        collect: tuple[str, ...] = (),
         **kwargs: Any,
     ) -> TargetOutput:
         """One plain pass that also returns h.
@@ -287,6 +292,7 @@ class Backbone:
             all_states: Return h and layers of all positions even so.
             taps: Decoder layers, rising, of which the hidden state that enters them is returned too; tap i is Hugging
                 Face's `hidden_states[i]`.
+            collect: `"hidden_states"` and `"attentions"`, as the model's forward gives them.
             **kwargs: Passed on; `cache` is renamed for older versions of transformers.
 
         Returns:
@@ -302,19 +308,23 @@ class Backbone:
         around = last_only and all_states and self._keeps_logits and self.decoder_gives_h
         if self._keeps_logits:
             kwargs["logits_to_keep"] = 1 if last_only and (around or not all_states) else 0
+        kwargs |= {f"output_{name}": True for name in collect}
         decoded: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
         if around:
             decoded = capturing_output(self.model.get_decoder())
         with capturing() as captured, self._tapping(taps) as tapped, decoded as outputs:
-            logits = self.model(input_ids=input_ids, return_dict=True, **kwargs).logits
+            out = self.model(input_ids=input_ids, return_dict=True, **kwargs)
+        logits = out.logits
         h = self._last(captured)
         if around:
             h = outputs[-1].to(h.device)
         only = last_only and not all_states
+        collected: dict[str, Any] = {name: getattr(out, name) for name in collect}
         return TargetOutput(
             logits=logits[:, -1:] if last_only else logits,
             h=h[:, -1:] if only else h,
             layers=None if tapped is None else tapped.stacked(h, last_only=only),
+            **collected,
         )
 
     def verify(
@@ -325,6 +335,7 @@ class Backbone:
         last_only: bool = False,
         all_states: bool = False,
         taps: tuple[int, ...] = (),
+        collect: tuple[str, ...] = (),
     ) -> TargetOutput:
         """One pass over the N nodes of a tree, each row behind its own prefix.
 
@@ -334,6 +345,7 @@ class Backbone:
             last_only: As in `forward`, for the last node.
             all_states: As in `forward`.
             taps: As in `forward`; not while a graph is recorded.
+            collect: As in `forward`.
 
         Returns:
             Logits [B, N, V], h [B, N, H] and layers [B, N, L, H] at every node, or at the last one.
@@ -344,6 +356,7 @@ class Backbone:
             last_only=last_only,
             all_states=all_states,
             taps=taps,
+            collect=collect,
             position_ids=tree_pass.positions,
             # Four dimensions: Hugging Face passes such a mask through untouched, and tree attention does not read it.
             attention_mask=tree_pass.no_mask,

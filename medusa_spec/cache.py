@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -15,7 +16,7 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from medusa_spec.errors import UnsupportedError
+from medusa_spec.errors import ConfigError, UnsupportedError
 
 ALIGNMENT = 64
 """Capacities are multiples of this many slots."""
@@ -399,29 +400,38 @@ class SlabCache(Cache):
 
         Raises:
             UnsupportedError: If `cache` is of another class or holds other layers.
+            ConfigError: If it is another model's, or holds another number of rows.
         """
-        if type(cache) is not DynamicCache:
-            raise UnsupportedError(
-                f"cache must be a transformers DynamicCache, got {type(cache).__name__}; pass one, or none"
-            )
+        if type(cache) is not DynamicCache or cache.offloading:
+            kind = type(cache).__name__ + (" with offloading" if getattr(cache, "offloading", False) else "")
+            raise UnsupportedError(f"cache must be a transformers DynamicCache, got {kind}; pass one, or none")
         if cache.get_seq_length() == 0:
             return
         others: list[Any] = cache.layers
+        if len(others) != len(self.layers):
+            raise ConfigError(f"cache must be this model's, got one of {len(others)} for {len(self.layers)} layers")
+        if len(others[0].keys) != len(self.lengths):
+            raise ConfigError(f"cache must hold {len(self.lengths)} row, got {len(others[0].keys)} rows")
         for index, (own, other) in enumerate(zip(self.layers, others, strict=True)):
             if type(other) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 raise UnsupportedError(f"cache layer {index} is a {type(other).__name__}; keys and values are needed")
             own.update(other.keys, other.values)
             own.seen = other.get_seq_length()
 
-    def export(self, config: Any, into: Any = None) -> Any:
-        """Row 0's states as a `DynamicCache`, as `generate` returns it; `into`, the user's, is brought up to date."""
+    def export(self, config: Any, into: Any = None, padding: int = 0) -> Any:
+        """Row 0's states as a `DynamicCache`, as `generate` returns it; `into`, the user's, is brought up to date.
+
+        Padding before the text, which is not read here, stands in it as zeros: plain decoding masks it.
+        """
         cache: Any = DynamicCache(config=config) if into is None else into
         if not cache.layers:  # DynamicCache() makes them as they come, all of them full
             cache.layers = DynamicCache(config=config).layers
-        length = self.lengths[0]
+        length = self.lengths[0] + padding
         for index, layer in enumerate(self.layers):
-            held = length - self.base(index, 0)
+            held = self.lengths[0] - self.base(index, 0)
             states = [states[:1, :, :held].clone() for states in (layer.keys, layer.values)]
+            if padding and held == self.lengths[0]:
+                states, held = [pad(part, (0, 0, padding, 0)) for part in states], held + padding
             new = length - cache.layers[index].get_seq_length()
             if new <= held:
                 cache.layers[index].update(*(s[:, :, held - new :] for s in states))

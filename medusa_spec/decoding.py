@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
 from medusa_spec.drafters import ReadStates, check_draft
+from medusa_spec.extras import Extras
 from medusa_spec.prefill import prefill
 from medusa_spec.prepared.choice import most_likely
 from medusa_spec.request import Request, Row
@@ -43,15 +45,17 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         drafted = clock.lap()
         stats.seconds["draft"] += drafted
 
-        ids, tree_pass = lay_out(trees, request.cache, backbone.device)
+        ids, tree_pass = lay_out(trees, request.cache, backbone.device, request.extras)
         stats.seconds["lay_out"] += clock.lap()
 
-        out = backbone.verify(ids, tree_pass, taps=request.reads or ())
+        out = backbone.verify(ids, tree_pass, taps=request.reads or (), collect=request.collect)
         passed = clock.lap()
         stats.seconds["verify"] += passed
 
         outs = {place: out.part(part) for place, part in tree_pass.parts.items()}
         accepted = {place: accept(tree, outs[place], request.rows[place]) for place, tree in trees.items()}
+        if request.extras is not None:
+            request.extras.add_nodes(out, trees[0], request.cache, accepted[0].path[: accepted[0].gained])
         stats.seconds["accept"] += clock.lap()
 
         for place, walked in accepted.items():
@@ -94,7 +98,11 @@ def read(backbone: Backbone, request: Request) -> None:
 
 def _prefilled(backbone: Backbone, request: Request, row: Row, cache: SlabCache) -> TargetOutput:
     reserve = _rest(row) if len(request.rows) == 1 else 0
-    return prefill(backbone, cache, row.unread, reserve=reserve, chunk=request.prefill_chunk, reads=request.reads)
+    wanted: dict[str, Any] = {"chunk": request.prefill_chunk, "reads": request.reads, "collect": request.collect}
+    out = prefill(backbone, cache, row.unread, reserve=reserve, **wanted)
+    if request.extras is not None:
+        request.extras.add_prompt(out)
+    return out
 
 
 def _rest(row: Row) -> int:
@@ -127,12 +135,15 @@ def draft(backbone: Backbone, request: Request) -> dict[int, TokenTree]:
     return trees
 
 
-def lay_out(trees: Mapping[int, TokenTree], cache: SlabCache, device: torch.device) -> tuple[torch.Tensor, TreePass]:
+def lay_out(
+    trees: Mapping[int, TokenTree], cache: SlabCache, device: torch.device, extras: Extras | None = None
+) -> tuple[torch.Tensor, TreePass]:
     """Node tokens of all rows as input ids [1, M], and the trees as attention sees them, with room in the cache."""
     shapes = tuple(trees[place].shape if place in trees else None for place in range(len(cache.lengths)))
     cache.make_room([0 if shape is None else shape.size for shape in shapes])
     ids = [token for place in sorted(trees) for token in trees[place].tokens]
-    return torch.tensor([ids], device=device), TreePass(shape=shapes, cache=cache, device=device)
+    kind = TreePass if extras is None else extras.pass_kind()
+    return torch.tensor([ids], device=device), kind(shape=shapes, cache=cache, device=device)
 
 
 def accept(tree: TokenTree, out: TargetOutput, row: Row) -> Accepted:

@@ -1,6 +1,7 @@
 """Reads a prompt into the cache. Knows passes, no drafts and no choices."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ def prefill(
     reserve: int,
     chunk: int | None = None,
     reads: tuple[int, ...] | None = None,
+    collect: tuple[str, ...] = (),
 ) -> TargetOutput:
     """Reads a prompt, or what a cache lacks of it; the cache is sealed then.
 
@@ -35,14 +37,16 @@ def prefill(
         reserve: Tokens expected to follow.
         chunk: Most tokens read at once; None leaves it open.
         reads: Return h of all positions, and what entered these layers; None for h of the last one alone.
+        collect: As `Backbone.forward`: hidden states of all that was read; attentions of the last piece, which is then
+            read by a plain pass.
 
     Returns:
         Logits of the last position; h of it, or with `reads` h and layers of all that was read.
     """
-    wanted: dict[str, Any] = {"last_only": True}
+    wanted: dict[str, Any] = {"last_only": True, "collect": collect}
     if reads is not None:
         wanted |= {"all_states": True, "taps": reads}
-    if backbone.reads_chains:
+    if backbone.reads_chains and "attentions" not in collect:
         return _joined(list(_by_chains(backbone, cache, ids, reserve, chunk, wanted)), whole=reads is not None)
     parts = list(_plainly(backbone, cache, ids, chunk, wanted))
     cache.seal(reserve)
@@ -51,13 +55,19 @@ def prefill(
 
 def _joined(parts: list[TargetOutput], *, whole: bool) -> TargetOutput:
     """One output of several passes: the last one's, or with the states of all."""
-    if not whole or len(parts) == 1:
+    if len(parts) == 1 or not (whole or parts[-1].hidden_states):
         return parts[-1]
+    states = zip(*(part.hidden_states or () for part in parts), strict=True)
+    hidden_states = tuple(torch.cat(layer, dim=1) for layer in states) or None
+    if not whole:
+        return replace(parts[-1], hidden_states=hidden_states)
     layers = [part.layers for part in parts if part.layers is not None]
     return TargetOutput(
         logits=parts[-1].logits,
         h=torch.cat([part.h for part in parts], dim=1),
         layers=torch.cat(layers, dim=1) if layers else None,
+        hidden_states=hidden_states,
+        attentions=parts[-1].attentions,
     )
 
 

@@ -11,6 +11,7 @@ from medusa_spec.acceptance import GREEDY, Rule
 from medusa_spec.cache import SlabCache
 from medusa_spec.controller import Controller, Plan
 from medusa_spec.drafters import DraftSession
+from medusa_spec.extras import Extras
 from medusa_spec.stats import Decision
 from medusa_spec.stopping import Sequence
 
@@ -31,6 +32,7 @@ class Row:
         emit: Called with every emitted token, for streaming.
         keep_scores: Collect processed scores.
         keep_logits: Collect raw logits.
+        extras: Collects what else is asked of the passes; None for nothing. In a batch there is none.
         ended: Called once, when it has.
         done: Whether it has ended.
         root: The token chosen last, which is the root of the next tree.
@@ -45,6 +47,7 @@ class Row:
     emit: Callable[[int], None] | None = None
     keep_scores: bool = False
     keep_logits: bool = False
+    extras: Extras | None = None
     ended: Callable[[], None] | None = None
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
@@ -59,7 +62,7 @@ class Row:
     @property
     def batched_choice(self) -> bool:
         """Whether all nodes can be chosen from at once: nothing depends on the path."""
-        return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits)
+        return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits or self.extras)
 
     def push(self, token: int) -> bool:
         """Emits a token; true if it is the last."""
@@ -106,6 +109,16 @@ class Request:
     def done(self) -> bool:
         """Whether all rows have ended."""
         return all(row.done for row in self.rows)
+
+    @property
+    def extras(self) -> Extras | None:
+        """Of the only row."""
+        return self.rows[0].extras
+
+    @property
+    def collect(self) -> tuple[str, ...]:
+        """What passes give beside logits and h."""
+        return () if self.extras is None else self.extras.asked
 
     @property
     def holds_whole_text(self) -> bool:

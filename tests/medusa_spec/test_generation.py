@@ -42,8 +42,6 @@ REFUSED = {
     "num_beams": {"num_beams": 3},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 4},
     "guidance_scale": {"guidance_scale": 1.5},
-    "output_attentions": {"output_attentions": True, "return_dict_in_generate": True},
-    "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
 }
 
 
