@@ -73,6 +73,7 @@ def test_nothing_of_hugging_faces_holds_something_for_each_row_that_is_not_known
         *("UnbatchedClassifierFreeGuidanceLogitsProcessor", "ClassifierFreeGuidanceLogitsProcessor"),
         *("EncoderNoRepeatNGramLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
         *("WhisperTimeStampLogitsProcessor", "WhisperNoSpeechDetection", "DiaClassifierFreeGuidanceLogitsProcessor"),
+        "DiaEOSDelayPatternLogitsProcessor",
     }
     classes = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, base) and c is not base]
     assert len(classes) > 3
