@@ -12,6 +12,7 @@ from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
 from medusa_spec.drafters import ReadStates, check_draft
+from medusa_spec.drafters.asking import together
 from medusa_spec.extras import Extras
 from medusa_spec.prefill import prefill
 from medusa_spec.prepared.choice import most_likely
@@ -121,18 +122,19 @@ def read_anew(backbone: Backbone, request: Request) -> None:
 
 def draft(backbone: Backbone, request: Request) -> dict[int, TokenTree]:
     """The drafters' trees by row, cut where the model's positions end."""
-    plan, trees = request.plan(), dict[int, TokenTree]()
+    plan, running = request.plan(), request.running
     limit = plan.free if plan.limit == 0 else plan.limit
-    for place, row in request.running.items():
-        deepest = backbone.deepest(request.cache.lengths[place])
-        if limit == 0 or deepest == 0:
-            trees[place] = TokenTree.root_only(row.root)
-            continue
-        session = row.session
-        tree = session.draft_free(row.root, limit) if plan.limit == 0 else session.draft(row.root, row.h, limit)
-        check_draft(tree, root=row.root, limit=limit, ids_below=backbone.ids_below)
-        trees[place] = tree if deepest is None else tree.cut(deepest)
-    return trees
+    deepest = {place: backbone.deepest(request.cache.lengths[place]) for place in running}
+    drafting = {place: row for place, row in running.items() if limit != 0 and deepest[place] != 0}
+    if plan.limit == 0:
+        made = {place: row.session.draft_free(row.root, limit) for place, row in drafting.items()}
+    else:
+        made = together({place: row.session.drafting(row.root, row.h, limit) for place, row in drafting.items()})
+    for place, tree in made.items():
+        check_draft(tree, root=running[place].root, limit=limit, ids_below=backbone.ids_below)
+        bound = deepest[place]
+        made[place] = tree if bound is None else tree.cut(bound)
+    return {place: made.get(place) or TokenTree.root_only(row.root) for place, row in running.items()}
 
 
 def lay_out(
