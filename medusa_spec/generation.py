@@ -228,7 +228,13 @@ def _decode_in_generate(
 
 def _extras(config: GenerationConfig, *, padding: int) -> Extras | None:
     asked = tuple(name for name in ("hidden_states", "attentions") if getattr(config, f"output_{name}"))
-    return Extras(asked=asked, padding=padding, last_piece=config.prefill_chunk_size) if asked else None
+    if not asked:
+        return None
+    wanted: Any = config.output_hidden_states  # a flag, or numbers of layers
+    selected = (
+        None if isinstance(wanted, bool) or wanted is None else [wanted] if isinstance(wanted, int) else list(wanted)
+    )
+    return Extras(asked=asked, padding=padding, selected=selected, last_piece=config.prefill_chunk_size)
 
 
 def _collected(tensors: list[torch.Tensor], asked: bool) -> Any:

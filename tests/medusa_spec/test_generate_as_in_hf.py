@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList, set_seed
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList, pipeline, set_seed
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import TemperatureLogitsWarper
 from transformers.generation.stopping_criteria import MaxLengthCriteria
@@ -229,3 +229,12 @@ def test_two_calls_one_after_the_other_do_not_know_of_each_other(model, ids, pro
     expected = same(model, ids)
     same(model, prompt(4, 7), do_sample=True, top_k=3)
     assert torch.equal(same(model, ids), expected)
+
+
+def test_a_pipeline_decodes_with_it(scripted):
+    target, tokenizer = tiny_model(), tiny_tokenizer()
+    settings = {"do_sample": False, "max_new_tokens": NEW}
+    expected = pipeline("text-generation", model=target, tokenizer=tokenizer)("Hello", **settings)
+    model = MedusaModel(target, drafter=scripted([], right=0.0), probe=False)
+    assert pipeline("text-generation", model=model, tokenizer=tokenizer)("Hello", **settings) == expected
+    assert model.last_stats.new_tokens == NEW
