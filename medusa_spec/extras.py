@@ -1,6 +1,6 @@
 """Hidden states and attention weights, token by token, as generate() returns them. Knows shapes, no models."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ from medusa_spec.cache import SlabCache
 from medusa_spec.tree import TokenTree
 
 States = tuple[torch.Tensor, ...]
+Selection = tuple[torch.Tensor | None, ...]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -28,6 +29,7 @@ class Extras:
     Attributes:
         asked: `"hidden_states"`, `"attentions"`, both or one.
         padding: Tokens of padding before the prompt; they stand as zeros.
+        selected: Numbers of the hidden states wanted, from the end if negative; None for all. The others are None.
         last_piece: Most tokens of the prompt of which states are given, counted in pieces from its beginning; None for
             all. Hugging Face gives those of the last piece of a prompt that is read in pieces.
         hidden_states: Per token, per layer [1, T, H]: of the prompt for the first token, of one token then.
@@ -36,8 +38,9 @@ class Extras:
 
     asked: tuple[str, ...]
     padding: int = 0
+    selected: Sequence[int] | None = None
     last_piece: int | None = None
-    hidden_states: list[States] = field(default_factory=list)
+    hidden_states: list[Selection] = field(default_factory=list)
     attentions: list[States] = field(default_factory=list)
 
     def pass_kind(self) -> type[TreePass]:
@@ -48,24 +51,27 @@ class Extras:
     def add_prompt(self, out: TargetOutput) -> None:
         """Takes what the pass over the prompt, or over the whole text, gave."""
         if "hidden_states" in self.asked:
-            states = out.hidden_states or ()
-            if self.last_piece is not None:
-                rest = (states[0].shape[1] - 1) % self.last_piece + 1
-                states = tuple(layer[:, -rest:] for layer in states)
-            else:
-                states = tuple(pad(layer, (0, 0, self.padding, 0)) for layer in states)
-            self.hidden_states.append(states)
+            self.hidden_states.append(self._wanted(out.hidden_states or (), self._of_prompt))
         if "attentions" in self.asked:
             rows = 0 if self.last_piece is not None else self.padding
             sides = (self.padding, 0, rows, 0)
             self.attentions.append(tuple(pad(layer, sides) for layer in out.attentions or ()))
 
+    def _of_prompt(self, layer: torch.Tensor) -> torch.Tensor:
+        if self.last_piece is None:
+            return pad(layer, (0, 0, self.padding, 0))
+        return layer[:, -((layer.shape[1] - 1) % self.last_piece + 1) :]
+
+    def _wanted(self, states: States, part: Callable[[torch.Tensor], torch.Tensor]) -> Selection:
+        """That part of the layers that are selected."""
+        wanted = None if self.selected is None else {number % len(states) for number in self.selected}
+        return tuple(part(layer) if wanted is None or place in wanted else None for place, layer in enumerate(states))
+
     def add_nodes(self, out: TargetOutput, tree: TokenTree, cache: SlabCache, path: Sequence[int]) -> None:
         """Takes what a tree pass gave at the nodes of an accepted path, before the cache keeps them."""
         for place, node in enumerate(path):
             if "hidden_states" in self.asked:
-                states = out.hidden_states or ()
-                self.hidden_states.append(tuple(layer[:, node : node + 1].clone() for layer in states))
+                self.hidden_states.append(self._wanted(out.hidden_states or (), _at(node)))
             if "attentions" in self.asked:
                 self.attentions.append(self._weights(out.attentions or (), cache, path[: place + 1]))
 
@@ -81,6 +87,10 @@ class Extras:
             found.append(weights[..., whole - min(whole, window or whole) :])
         return tuple(found)
 
-    def given(self, name: str) -> tuple[States, ...] | None:
+    def given(self, name: str) -> tuple[Selection, ...] | None:
         """What generate() returns under a name; None if it was not asked for."""
         return tuple(getattr(self, name)) if name in self.asked else None
+
+
+def _at(node: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda layer: layer[:, node : node + 1].clone()

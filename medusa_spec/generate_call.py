@@ -133,7 +133,7 @@ class Call:
             return None
         if self.user_cache is not None and self.user_cache.get_seq_length():
             return "it goes on behind a cache that was passed"
-        if asked := [name for name in EXTRAS if config.return_dict_in_generate and getattr(config, f"output_{name}")]:
+        if asked := [name for name in EXTRAS if _asked(config, name)]:
             return f"{' and '.join(asked)} of it were asked for"
         return reason_against_rows(processors, criteria)
 
@@ -207,12 +207,18 @@ class Call:
 
 
 def _asked(config: GenerationConfig, name: str) -> bool:
-    return bool(config.return_dict_in_generate and getattr(config, f"output_{name}"))
+    wanted = getattr(config, f"output_{name}")  # a flag or, of hidden states, numbers of layers: 0 is one
+    return bool(config.return_dict_in_generate) and wanted is not None and wanted is not False
 
 
 def _extras(config: GenerationConfig, *, padding: int) -> Extras | None:
     asked = tuple(name for name in EXTRAS if _asked(config, name))
-    return Extras(asked=asked, padding=padding, last_piece=config.prefill_chunk_size) if asked else None
+    if not asked:
+        return None
+    wanted: Any = config.output_hidden_states  # a flag, or numbers of layers
+    if wanted is not None:
+        wanted = None if isinstance(wanted, bool) else [wanted] if isinstance(wanted, int) else list(wanted)
+    return Extras(asked=asked, padding=padding, selected=wanted, last_piece=config.prefill_chunk_size)
 
 
 def _rule(config: GenerationConfig, noise: SharedNoise | None, row: int) -> Rule:

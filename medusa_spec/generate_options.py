@@ -124,7 +124,9 @@ CONFIG_OPTIONS: dict[str, Option] = {
     ),
     **_same("num_return_sequences", words="rows of a batch"),
     **_same("output_scores", "output_logits", words="one tensor per token, processed or raw"),
-    **_same("output_hidden_states", words="of the prompt, then of each token; zeros where a prompt is padded"),
+    **_same(
+        "output_hidden_states", words="of the prompt, then of each token, all layers or those named; zeros at padding"
+    ),
     **_same("output_attentions", words='with `attn_implementation="eager"`; other attentions give none, as there'),
     **_same("return_dict_in_generate", words="`MedusaGenerateOutput`: Hugging Face's output with `stats`"),
     **_same("pad_token_id", "bos_token_id", "eos_token_id", words="every id of several"),

@@ -6,8 +6,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from medusa_spec import MedusaModel
+from medusa_spec import MedusaModel, NgramDrafter
+from medusa_spec.backbone import Backbone
 from medusa_spec.errors import UnsupportedError
+from medusa_spec.heads import HeadsConfig, fitted_options, make_heads
+from medusa_spec.native.build import library
+from medusa_spec.prepared.packed_linear import available
 
 NEW = 20
 SETTINGS: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "return_dict_in_generate": True}
@@ -43,6 +47,8 @@ def check(ours: Any, theirs: Any, *, padding: int = 0) -> None:
     for step, (own, other) in enumerate(zip(ours, theirs, strict=True)):
         assert type(own) is type(other) is tuple and len(own) == len(other) > 0
         for one, two in zip(own, other, strict=True):
+            if one is two is None:
+                continue
             assert (one.shape, one.dtype) == (two.shape, two.dtype)
             rows = (slice(None),) * (one.dim() - 2) + (slice(0 if step else padding, None),)
             torch.testing.assert_close(one[rows], two[rows], rtol=1e-4, atol=1e-5)
@@ -161,3 +167,68 @@ def test_whole_texts_without_a_cache_are_refused(llama, scripted, prompt):
     model = MedusaModel(llama, drafter=scripted([], right=0.0), probe=False)
     with pytest.raises(UnsupportedError, match="use_cache=False"):
         model.generate(prompt(5), **STATES, use_cache=False)
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_heads_that_read_layers_of_the_target_are_shown_them_beside(llama, prompt, chunk):
+    ids, settings = prompt(12), {**STATES, "prefill_chunk_size": chunk}
+    plain = llama.generate(ids, **settings)
+    backbone = Backbone(llama)
+    options = fitted_options("eagle3", {"taps": "0,1"}, backbone.config)
+    config = HeadsConfig(hidden_size=32, vocab_size=128, kind="eagle3", num_heads=3, options=options)
+    heads = make_heads(config, backbone.projection(), None, backbone.embedding()).double()
+    backbone.detach()
+    model = MedusaModel(llama, heads, probe=False)
+    drafted = model.generate(ids, **settings)
+    assert torch.equal(drafted.sequences, plain.sequences)
+    assert model.last_stats.drafted_passes > 0
+    check(drafted.hidden_states, plain.hidden_states)
+
+
+def test_a_text_that_is_read_anew_gives_all_of_it_as_in_plain_decoding(make_model, scripted, prompt):
+    edge = {"original_max_position_embeddings": 16}
+    factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, **edge, **factors}
+    more = {"rope_parameters": rope, "max_position_embeddings": 96, "attn_implementation": "eager", **edge}
+    drafted, plain = both(make_model("phi3", **more), scripted, prompt(9), **{**STATES, **WEIGHTS})
+    assert sum(states[0].shape[1] > 1 for states in plain.hidden_states) == 2
+    check(drafted.hidden_states, plain.hidden_states)
+    check(drafted.attentions, plain.attentions)
+
+
+def test_steps_of_fixed_shape_are_not_taken_for_them(llama, scripted, prompt):
+    model = MedusaModel(llama, probe=False)
+    model.steps.mode = "eager"
+    model.generate(prompt(5), do_sample=False, max_new_tokens=4)
+    assert model.graph_reason == "eager steps were asked for"
+    out = model.generate(prompt(5), **STATES)
+    assert "token by token" in model.graph_reason
+    check(out.hidden_states, llama.generate(prompt(5), **STATES).hidden_states)
+
+
+@pytest.mark.skipif(not available(), reason=f"no kernel on this machine: {library().reason}")
+@pytest.mark.parametrize("chunk", [None, 20, 70])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_of_a_prepared_target_they_have_the_bits_of_its_plain_decoding(make_wide, prompt, monkeypatch, name, chunk):
+    """A prompt is read there in pieces that nobody asked for."""
+    monkeypatch.setattr("medusa_spec.prepare.WORTH_IT", 0.0)
+    target, ids = make_wide(name, dtype=torch.bfloat16), prompt(130)
+    plain = target.generate(ids, **STATES, prefill_chunk_size=chunk)
+    model = MedusaModel(target, drafter=NgramDrafter(min_ngram=1), probe=False)
+    assert model.backbone.reads_chains
+    drafted = model.generate(ids, **STATES, prefill_chunk_size=chunk)
+    own = model.generate(ids, **STATES, prefill_chunk_size=chunk, draft_nodes=0)
+    assert torch.equal(drafted.sequences, own.sequences)
+    for states, others, theirs in zip(drafted.hidden_states, own.hidden_states, plain.hidden_states, strict=True):
+        assert all(torch.equal(one, two) for one, two in zip(states, others, strict=True))
+        assert [layer.shape for layer in states] == [layer.shape for layer in theirs]
+    for one, two in zip(drafted.hidden_states[0], plain.hidden_states[0], strict=True):
+        torch.testing.assert_close(one, two, rtol=0.1, atol=0.1)
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=NEW), drafted.sequences)
+
+
+@pytest.mark.parametrize("layers", [2, -2, [0, -1], [1], True], ids=str)
+def test_layers_are_selected_by_their_numbers(llama, scripted, prompt, layers):
+    drafted, plain = both(llama, scripted, prompt(8), **{**STATES, "output_hidden_states": layers})
+    assert [layer is None for layer in drafted.hidden_states[0]] == [layer is None for layer in plain.hidden_states[0]]
+    check(drafted.hidden_states, plain.hidden_states)

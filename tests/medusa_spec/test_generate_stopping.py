@@ -1,6 +1,5 @@
 """A text ends where plain decoding ends it, whatever ends it, and lengths are counted as there."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -275,14 +274,19 @@ def test_the_model_s_own_settings_are_its_defaults(wrapped, ids):
     assert not torch.equal(out, check(wrapped, ids, do_sample=False, temperature=None, top_p=None))
 
 
-def test_a_text_beyond_the_model_s_length_is_reminded_of_it_as_in_plain_decoding(scripted, prompt, caplog, monkeypatch):
+@pytest.mark.parametrize("length", [8, 15, 16, 20])
+def test_a_text_beyond_the_model_s_length_is_reminded_of_it_as_in_plain_decoding(scripted, prompt, monkeypatch, length):
     target = tiny("llama", max_position_embeddings=16)
     target.generation_config = GenerationConfig(pad_token_id=0)
-    ids = prompt(8)
-    answer = target.generate(ids, do_sample=False, max_new_tokens=14)
-    model = MedusaModel(target, drafter=scripted(answer[0].tolist(), right=1.0), probe=False)
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    told = []
+    ids = prompt(length)
+    told: list[str] = []
     monkeypatch.setattr("transformers.generation.stopping_criteria.logger.warning_once", told.append)
-    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=14), answer)
-    assert len(told) == 1 and "(16)" in told[0]
+    for new in (1, 2, 14):
+        told.clear()
+        answer = target.generate(ids, do_sample=False, max_new_tokens=new)
+        expected = set(told)
+        told.clear()
+        model = MedusaModel(target, drafter=scripted(answer[0].tolist(), right=1.0), probe=False)
+        assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=new), answer)
+        assert set(told) == expected and len(told) == len(expected)
+        model.detach()

@@ -304,6 +304,22 @@ def test_a_finished_rank_goes_on_until_the_others_are(wrapped, ids, monkeypatch)
     assert len(passes) == wrapped.last_stats.passes + 2
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_whether_ranks_wait_for_each_other_is_found_out_as_hugging_face_does(wrapped, ids, monkeypatch, sharded):
+    """With a callable it finds it out and does not say so."""
+    monkeypatch.setattr("medusa_spec.generation.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("medusa_spec.generation.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("medusa_spec.generation.is_fsdp_managed_module", lambda model: sharded)
+    asked = []
+    monkeypatch.setattr(
+        type(wrapped.target), "_has_unfinished_sequences", lambda self, *a, **k: asked.append(k["synced_gpus"]) or False
+    )
+    wrapped.generate(ids, do_sample=False, max_new_tokens=3)
+    assert asked == [True] * sharded
+    wrapped.generate(ids, do_sample=False, max_new_tokens=3, synced_gpus=False)
+    assert len(asked) == sharded
+
+
 MODES = {
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
     "dola_layers": {"dola_layers": "high"},
