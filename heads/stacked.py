@@ -60,26 +60,30 @@ class StackedMedusaHeads:
             self.down = stack([head.down.weight for head in modules])  # [K, r, H]
             self.up = stack([head.up.weight for head in modules])  # [K, Vd, r]
 
-    def features(self, h: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """h [H] to the features of the first `count` heads [count, H]; None asks for all K."""
-        count = self.num_heads if count is None else count
+    def features(self, h: torch.Tensor, count: int) -> torch.Tensor:
+        """h [M, H] to the features of the first `count` heads [count, M, H]."""
         if count not in self._first:
             weight, bias = self.weights[0][:count], self.biases[0][:count]
             self._first[count] = self._linear(weight.reshape(-1, self.hidden_size), bias.reshape(-1))
-        z = h + torch.nn.functional.silu(self._first[count](h).view(count, -1))
+        first = self._first[count](h).view(len(h), count, -1).transpose(0, 1)
+        z = h + torch.nn.functional.silu(first)
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
-            z = z + torch.nn.functional.silu(torch.bmm(weight[:count], z.unsqueeze(-1)).squeeze(-1) + bias[:count])
+            z = z + torch.nn.functional.silu(torch.baddbmm(bias[:count, None], z, weight[:count].mT))
         return z
 
     @torch.inference_mode()
-    def __call__(self, h: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """h [H] to draft logits [count, draft vocabulary] in the compute dtype, of the first `count` heads or all."""
+    def logits(self, count: int, h: torch.Tensor) -> torch.Tensor:
+        """h [M, H] to draft logits [M, count, draft vocabulary] in the compute dtype, of the first `count` heads."""
         z = self.features(h, count)
         if self.own is not None:
-            raw = torch.bmm(self.own[: len(z)], z.unsqueeze(-1)).squeeze(-1)
-            return self.projection.finish(raw if self.own_bias is None else raw + self.own_bias[: len(z)])
-        raw = self._lm_head(z)
-        if self.up is not None and self.down is not None:
-            low = torch.bmm(self.down[: len(z)], z.unsqueeze(-1))
-            raw = raw + torch.bmm(self.up[: len(z)], low).squeeze(-1)
-        return self.projection.finish(raw)
+            raw = torch.bmm(z, self.own[:count].mT)
+            raw = raw if self.own_bias is None else raw + self.own_bias[:count, None]
+        else:
+            raw = self._lm_head(z.flatten(0, 1)).unflatten(0, (count, len(h)))
+            if self.up is not None and self.down is not None:
+                raw = raw + torch.bmm(torch.bmm(z, self.down[:count].mT), self.up[:count].mT)
+        return self.projection.finish(raw).transpose(0, 1)
+
+    def __call__(self, h: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        """h [H] to draft logits [count, draft vocabulary]; None asks all K heads."""
+        return self.logits(self.num_heads if count is None else count, h[None])[0]

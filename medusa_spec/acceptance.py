@@ -53,10 +53,12 @@ class Accepted:
     Attributes:
         path: Accepted nodes, the root first.
         tokens: What the target chose at each of them; the last is the bonus.
+        gained: How many of these belong to the text: what is behind its end does not.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+    gained: int
 
 
 def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bool] | None = None) -> Accepted:
@@ -83,4 +85,4 @@ def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bo
             break
         path.append(child)
         tokens.append(choose(child))
-    return Accepted(path=tuple(path), tokens=tuple(tokens))
+    return Accepted(path=tuple(path), tokens=tuple(tokens), gained=len(tokens))

@@ -1,6 +1,7 @@
 """Tree attention: N nodes attend to the prefix and to their ancestors. Knows tensors and kernels, not models."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,28 +78,50 @@ def visibility(shape: TreeShape, *, length: int, base: int, window: int | None, 
 class TreePass:
     """One verify pass as the attention layers see it. Made anew for each pass, shared by all layers.
 
+    The trees of several rows stand side by side in one row of M nodes, each behind a prefix of its own. So rows may
+    have trees of different sizes, or none, and nothing is padded: only attention knows which node is whose.
+
+    ```
+    trees of 3, 0 and 2 nodes       nodes   0 1 2 | 3 4         `parts`   row 0: 0..2, row 2: 3..4
+    behind rows of 7, 5, 9 tokens   row     0 0 0 | 2 2
+    ```
+
     Attributes:
-        shape: The tree, the same for every row.
+        shape: The tree of every row; or a tuple of one for each row, None for a row that takes no part.
         cache: The cache whose prefixes the nodes stand behind.
         device: Device of the input ids; `to` gives the same pass on another, for sharded models.
     """
 
-    shape: TreeShape
+    shape: TreeShape | tuple[TreeShape | None, ...]
     cache: "SlabCache"
     device: torch.device
     _biases: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
     _visible: dict[Any, Visibility] = field(default_factory=dict, repr=False)
 
-    @property
-    def lengths(self) -> list[int]:
-        """Prefix length of each row."""
-        return self.cache.lengths
+    @cached_property
+    def parts(self) -> dict[int, slice]:
+        """The nodes of each row that takes part."""
+        parts, start = dict[int, slice](), 0
+        for row in range(len(self.cache.lengths)):
+            shape = self.shape_of(row)
+            if shape is not None:
+                parts[row] = slice(start, start + shape.size)
+                start += shape.size
+        return parts
+
+    def shape_of(self, row: int) -> TreeShape | None:
+        """The tree of a row."""
+        return self.shape[row] if isinstance(self.shape, tuple) else self.shape
 
     @property
     def positions(self) -> torch.Tensor:
-        """Position of every node, int64 [B, N]."""
-        depths = torch.tensor(self.shape.depths, device=self.device)
-        return torch.tensor(self.lengths, device=self.device)[:, None] + depths
+        """Position of every node, int64 [1, M]."""
+        lengths, positions = self.cache.lengths, list[int]()
+        for row in self.parts:
+            shape = self.shape_of(row)
+            assert shape is not None
+            positions += [lengths[row] + depth for depth in shape.depths]
+        return torch.tensor([positions], device=self.device)
 
     @property
     def no_mask(self) -> torch.Tensor:
@@ -122,7 +145,11 @@ class TreePass:
         window, chunk, base = self.cache.window(layer), self.cache.chunk(layer), self.cache.base(layer, row)
         key = (row, window, chunk, base)
         if key not in self._visible:
-            self._visible[key] = visibility(self.shape, length=self.lengths[row], base=base, window=window, chunk=chunk)
+            shape = self.shape_of(row)
+            assert shape is not None, f"row {row} takes no part in this pass"
+            self._visible[key] = visibility(
+                shape, length=self.cache.lengths[row], base=base, window=window, chunk=chunk
+            )
         return self._visible[key]
 
     def bias(self, seen: Visibility, *, whole: bool, groups: int, like: torch.Tensor) -> torch.Tensor:
@@ -166,7 +193,7 @@ def tree_attention(
 
     Args:
         module: The attention layer; its `layer_idx` names its part of the cache.
-        query: [B, Hq, N, D].
+        query: [1, Hq, M, D], the nodes of all rows.
         key: [B, Hkv, S, D], the layer's key buffer with the nodes' keys behind each row's prefix.
         value: [B, Hkv, S, Dv].
         attention_mask: Not read; the tree says who sees whom.
@@ -177,17 +204,17 @@ def tree_attention(
         **kwargs: What else the layer passes; nothing in it changes attention over a cache without padding.
 
     Returns:
-        Output [B, N, Hq, Dv] and None in place of weights.
+        Output [1, M, Hq, Dv] and None in place of weights.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
     if not query.dtype == key.dtype == value.dtype:  # under autocast, where a rotation widens some of them
         key, value = key.to(query.dtype), value.to(query.dtype)
     rows = [
-        _attend_row(query[row, None], key[row, None], value[row, None], row, layer, tree_pass, scale, softcap, s_aux)
-        for row in range(query.shape[0])
+        _attend_row(query[:, :, part], key[row, None], value[row, None], row, layer, tree_pass, scale, softcap, s_aux)
+        for row, part in tree_pass.parts.items()
     ]
-    return (rows[0] if len(rows) == 1 else torch.cat(rows)), None
+    return (rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)), None
 
 
 def _attend_row(

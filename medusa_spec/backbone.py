@@ -160,6 +160,11 @@ class Backbone:
         return any(part.get("rope_type") in ("dynamic", "longrope") for part in parts)
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether a row of a pass does not depend on the others: positions that are rescaled by the longest one do."""
+        return not self.rescales_positions
+
+    @property
     def spread(self) -> str | None:
         """Why a pass does not stay on one device with weights that lie still, in words; None if it does."""
         if any(hasattr(module, "_hf_hook") for module in self.model.modules()):
@@ -283,6 +288,7 @@ class Backbone:
         last_only: bool = False,
         all_states: bool = False,
         taps: tuple[int, ...] = (),
+        collect: tuple[str, ...] = (),
         **kwargs: Any,
     ) -> tuple[TargetOutput, Any]:
         """As `forward`, together with what the model itself returned.
@@ -293,6 +299,7 @@ class Backbone:
             all_states: Return h and layers of all positions even so.
             taps: Decoder layers, rising, of which the hidden state that enters them is returned too; tap i is Hugging
                 Face's `hidden_states[i]`.
+            collect: `"hidden_states"` and `"attentions"`, as the model's forward gives them.
             **kwargs: Passed on; `cache` is renamed for older versions of transformers.
         """
         if "cache" in kwargs:
@@ -301,6 +308,7 @@ class Backbone:
         around = last_only and all_states and self._keeps_logits and self.decoder_gives_h
         if self._keeps_logits:
             kwargs["logits_to_keep"] = 1 if last_only and (around or not all_states) else 0
+        kwargs |= {f"output_{name}": True for name in collect}
         decoded: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
         if around:
             decoded = capturing_output(self.model.get_decoder())
@@ -311,10 +319,12 @@ class Backbone:
         if around:
             h = outputs[-1].to(h.device)
         only = last_only and not all_states
+        collected: dict[str, Any] = {name: getattr(raw, name) for name in collect}
         out = TargetOutput(
             logits=logits[:, -1:] if last_only else logits,
             h=h[:, -1:] if only else h,
             layers=None if tapped is None else tapped.stacked(h, last_only=only),
+            **collected,
         )
         return out, raw
 
@@ -326,6 +336,7 @@ class Backbone:
         last_only: bool = False,
         all_states: bool = False,
         taps: tuple[int, ...] = (),
+        collect: tuple[str, ...] = (),
     ) -> TargetOutput:
         """One pass over the N nodes of a tree, each row behind its own prefix.
 
@@ -335,11 +346,14 @@ class Backbone:
             last_only: As in `forward`, for the last node.
             all_states: As in `forward`.
             taps: As in `forward`; not while a graph is recorded.
+            collect: As in `forward`.
 
         Returns:
             Logits [B, N, V], h [B, N, H] and layers [B, N, L, H] at every node, or at the last one.
         """
-        return self.route.verify(input_ids, tree_pass, last_only=last_only, all_states=all_states, taps=taps)
+        return self.route.verify(
+            input_ids, tree_pass, last_only=last_only, all_states=all_states, taps=taps, collect=collect
+        )
 
     def hidden_states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """h [B, T, H] of every position without paying for the LM head; see `states`."""

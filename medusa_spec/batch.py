@@ -13,9 +13,6 @@ from medusa_spec.prefill import CHAIN
 from medusa_spec.prepared.choice import most_likely
 from medusa_spec.tree import chain
 
-SHRINK = 0.75
-"""Share of the rows in use below which a pass is made smaller, once no text is waiting."""
-
 Stop = Callable[[list[int]], bool]
 
 
@@ -135,8 +132,7 @@ def decode_batch(
                     yield text
                     text = None
             running[row] = text
-        cache, running = _shrunk(cache, running)
-        if not running:
+        if not any(running):
             cache = None
             continue
         for row, token in _step(backbone, cache, running, chooser, keep):
@@ -167,7 +163,7 @@ def _empty_cache(backbone: Backbone, rows: int, room: int) -> SlabCache:
 def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text, keep: Keep | None) -> torch.Tensor:
     """Reads a prompt into a row; logits [1, V] behind it."""
     cache.empty(row)
-    cache.make_room(len(text.prompt))
+    cache.make_room([len(text.prompt) * (other == row) for other in range(len(cache.lengths))])
     ids = torch.tensor([text.prompt], device=backbone.device)
     with cache.only(row) as own:
         for part in ids.split(CHAIN, dim=1):
@@ -183,34 +179,22 @@ def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text, keep: Keep
     return out.logits[0]
 
 
-def _shrunk(cache: SlabCache, running: list[Text | None]) -> tuple[SlabCache, list[Text | None]]:
-    """Without the rows that nobody waits for, if they are many."""
-    used = [row for row, text in enumerate(running) if text is not None]
-    if not used or len(used) > SHRINK * len(running):
-        return cache, running if used else []
-    cache.select(used)
-    return cache, [running[row] for row in used]
-
-
 def _step(
     backbone: Backbone, cache: SlabCache, running: list[Text | None], chooser: "_Chooser", keep: Keep | None
 ) -> list[tuple[int, int]]:
-    """One pass: (row, next token) of every running text."""
-    used = [row for row, text in enumerate(running) if text is not None]
-    last = [0 if text is None else text.tokens[-1] for text in running]
-    cache.make_room(1)
-    tree_pass = TreePass(shape=chain(0), cache=cache, device=backbone.device)
-    out = backbone.verify(
-        torch.tensor(last, device=backbone.device)[:, None], tree_pass, taps=keep.taps if keep else ()
-    )
-    states = keep.of(out) if keep else ()
-    for row in used:
+    """One pass: (row, next token) of every running text; rows without one take no part."""
+    texts = {row: text for row, text in enumerate(running) if text is not None}
+    cache.make_room([int(row in texts) for row in range(len(running))])
+    ids = torch.tensor([[text.tokens[-1] for text in texts.values()]], device=backbone.device)
+    shape = tuple(None if text is None else chain(0) for text in running)
+    tree_pass = TreePass(shape=shape, cache=cache, device=backbone.device)
+    out = backbone.verify(ids, tree_pass, taps=keep.taps if keep else ())
+    states = keep.of(out)[0] if keep else torch.empty(0)
+    for place, (row, text) in enumerate(texts.items()):
         cache.keep(row, (0,))
         if keep:
-            running[row].states.append(states[row])  # type: ignore[union-attr]
-    logits = out.logits[:, 0] if len(used) == len(running) else out.logits[used, 0]
-    texts = [text for text in running if text is not None]
-    return list(zip(used, chooser.choose(logits, texts), strict=True))
+            text.states.append(states[place, None])
+    return list(zip(texts, chooser.choose(out.logits[0], list(texts.values())), strict=True))
 
 
 class _Chooser:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -15,7 +16,7 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from medusa_spec.errors import UnsupportedError
+from medusa_spec.errors import ConfigError, UnsupportedError
 
 ALIGNMENT = 64
 """Capacities are multiples of this many slots."""
@@ -101,7 +102,14 @@ class SlabLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores new states [B, Hkv, T, D] and returns what attention reads."""
+        """Stores new states and returns what attention reads, [B, Hkv, S, D].
+
+        Args:
+            key_states: [B, Hkv, T, D] of a plain pass; of a tree pass [1, Hkv, M, D], the nodes of all rows.
+            value_states: As key_states.
+            *args: Not read.
+            **kwargs: Not read.
+        """
         if self.slab is not None:
             return self._write_nodes(key_states, value_states)
         if not self.is_initialized:
@@ -117,12 +125,14 @@ class SlabLayer(CacheLayerMixin):
         return keys, values
 
     def _write_nodes(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        nodes, stop = keys.shape[2], 0
+        start, stop = 0, 0
         assert self.slab is not None
+        assert sum(self.cache.nodes) == keys.shape[2], "a tree pass that `make_room` was not told of"
         for row, used in enumerate(self.slab.used(self.cache.lengths)):
-            self.keys[row, :, used : used + nodes] = keys[row]
-            self.values[row, :, used : used + nodes] = values[row]
-            stop = max(stop, used + nodes)
+            count = self.cache.nodes[row]
+            part, place = slice(start, start + count), slice(used, used + count)
+            self.keys[row, :, place], self.values[row, :, place] = keys[0, :, part], values[0, :, part]
+            start, stop = part.stop, max(stop, place.stop)
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -161,16 +171,19 @@ class _Slab:
         """Slots that each row's prefix fills."""
         return [length - base for length, base in zip(lengths, self.bases, strict=True)]
 
-    def make_room(self, lengths: Sequence[int], nodes: int) -> None:
-        """Makes `nodes` free slots behind every row's prefix, forgetting what no window reaches, or growing."""
-        if max(self.used(lengths)) + nodes <= self.capacity:
+    def make_room(self, lengths: Sequence[int], nodes: Sequence[int]) -> None:
+        """Makes as many free slots behind each row's prefix, forgetting what no window reaches, or growing."""
+        if self._need(lengths, nodes) <= self.capacity:
             return
         if self.window is not None:
             self._slide(lengths)
-        need = max(self.used(lengths)) + nodes
+        need = self._need(lengths, nodes)
         if need > self.capacity or (self.window is not None and need > self.capacity // 2):
             # A sliding slab of twice its content slides rarely; a full one grows geometrically.
             self._grow(2 * max(need, self.capacity if self.window is None else 0))
+
+    def _need(self, lengths: Sequence[int], nodes: Sequence[int]) -> int:
+        return max(used + count for used, count in zip(self.used(lengths), nodes, strict=True))
 
     def _slide(self, lengths: Sequence[int]) -> None:
         assert self.window is not None
@@ -218,12 +231,14 @@ class SlabCache(Cache):
     """
 
     layers: list[SlabLayer]  # type: ignore[assignment]
+    nodes: list[int]  # of each row, in the pass that `make_room` made room for
 
     def __init__(self, config: Any, batch: int = 1) -> None:
         kinds = zip(layer_windows(config), layer_chunks(config), strict=False)
         super().__init__(layers=[SlabLayer(self, window, chunk) for window, chunk in kinds])
         self.lengths = [0] * batch
         self._sources = layer_sources(config)
+        self.nodes = [0] * batch
         self._slabs: list[_Slab] = []
 
     def _layer(self, layer: int) -> SlabLayer:
@@ -288,10 +303,15 @@ class SlabCache(Cache):
                 layer.slab = slab
             self._slabs.append(slab)
 
-    def make_room(self, nodes: int) -> None:
-        """Before a tree pass: `nodes` free slots behind every row's prefix at every layer."""
+    def make_room(self, nodes: int | Sequence[int]) -> None:
+        """Before a tree pass: free slots for its nodes behind every row's prefix at every layer.
+
+        Args:
+            nodes: As many for every row, or a number for each; 0 for a row that takes no part.
+        """
+        self.nodes = [nodes] * len(self.lengths) if isinstance(nodes, int) else list(nodes)
         for slab in self._slabs:
-            slab.make_room(self.lengths, nodes)
+            slab.make_room(self.lengths, self.nodes)
 
     def keep(self, row: int, path: Sequence[int]) -> None:
         """Makes the nodes of `path` (root first) part of a row's prefix.
@@ -316,12 +336,47 @@ class SlabCache(Cache):
         for slab in self._slabs:
             slab.bases[row] = 0
 
+    @classmethod
+    def joined(cls, caches: "Sequence[SlabCache]", config: Any, reserve: int) -> "SlabCache":
+        """One sealed cache of several rows, a copy of the first row of each of these sealed caches of one model.
+
+        Args:
+            caches: The rows; the same one may stand for several.
+            config: As for the class.
+            reserve: Tokens expected to follow in each row; a hint.
+        """
+        whole = cls(config, batch=len(caches))
+        whole.lengths = [cache.lengths[0] for cache in caches]
+        for slabs in zip(*(cache._slabs for cache in caches), strict=True):
+            of = slabs[0]
+            held = [slab.used(cache.lengths)[0] for slab, cache in zip(slabs, caches, strict=True)]
+            room = max(held) + min(reserve, LONGEST_RESERVE if of.window is None else of.window) + ALIGNMENT
+            capacity = -(-room // ALIGNMENT) * ALIGNMENT
+            layers = [whole.layers[caches[0].layers.index(layer)] for layer in of.layers]
+            keys, values = (
+                part.new_zeros(part.shape[0], len(caches), part.shape[2], capacity, part.shape[4])
+                for part in (of.keys, of.values)
+            )
+            for row, (slab, count) in enumerate(zip(slabs, held, strict=True)):
+                keys[:, row, :, :count] = slab.keys[:, 0, :, :count]
+                values[:, row, :, :count] = slab.values[:, 0, :, :count]
+            own = _Slab(
+                layers=layers, window=of.window, keys=keys, values=values, bases=[slab.bases[0] for slab in slabs]
+            )
+            for layer in layers:
+                layer.lazy_initialization(keys, values)
+                layer.slab = own
+            own.hand_out()
+            whole._slabs.append(own)
+        return whole
+
     @contextmanager
     def only(self, row: int) -> Iterator["SlabCache"]:
         """Within it, one row of a sealed cache as a cache of its own, in the same memory, which must suffice."""
         view = SlabCache.__new__(SlabCache)
         Cache.__init__(view, layers=[SlabLayer(view, layer.window, layer.chunk) for layer in self.layers])
-        view.lengths, view._slabs, view._sources = [self.lengths[row]], [], self._sources
+        view.lengths, view.nodes, view._slabs = [self.lengths[row]], [0], []
+        view._sources = self._sources
         places = {id(layer): index for index, layer in enumerate(self.layers)}
         for slab in self._slabs:
             layers = [view.layers[places[id(layer)]] for layer in slab.layers]
@@ -338,15 +393,6 @@ class SlabCache(Cache):
         self.lengths[row] = view.lengths[0]
         for own, slab in zip(view._slabs, self._slabs, strict=True):
             slab.bases[row] = own.bases[0]
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keeps these rows of a sealed cache, in this order, and frees the others."""
-        self.lengths = [self.lengths[row] for row in rows]
-        index = torch.tensor(rows)
-        for slab in self._slabs:
-            slab.keys, slab.values = (part.index_select(1, index.to(part.device)) for part in (slab.keys, slab.values))
-            slab.bases = [slab.bases[row] for row in rows]
-            slab.hand_out()
 
     # --- exchange with caches of fixed capacity -----------------------------------------------------------------------
 
@@ -392,14 +438,18 @@ class SlabCache(Cache):
 
         Raises:
             UnsupportedError: If `cache` is of another class or holds other layers.
+            ConfigError: If it is another model's, or holds another number of rows.
         """
-        if type(cache) is not DynamicCache:
-            raise UnsupportedError(
-                f"cache must be a transformers DynamicCache, got {type(cache).__name__}; pass one, or none"
-            )
+        if type(cache) is not DynamicCache or cache.offloading:
+            kind = type(cache).__name__ + (" with offloading" if getattr(cache, "offloading", False) else "")
+            raise UnsupportedError(f"cache must be a transformers DynamicCache, got {kind}; pass one, or none")
         if cache.get_seq_length() == 0:
             return
         others: list[Any] = cache.layers
+        if len(others) not in (len(self.layers), len(self.layers) + len(self._sources)):
+            raise ConfigError(f"cache must be this model's, got one of {len(others)} for {len(self.layers)} layers")
+        if len(others[0].keys) != len(self.lengths):
+            raise ConfigError(f"cache must hold {len(self.lengths)} row, got {len(others[0].keys)} rows")
         for index, (own, other) in enumerate(zip(self.layers, others[: len(self.layers)], strict=True)):
             if own.chunk is not None:
                 raise UnsupportedError(
@@ -411,15 +461,20 @@ class SlabCache(Cache):
             own.update(other.keys, other.values)
             own.seen = other.get_seq_length()
 
-    def export(self, config: Any, into: Any = None) -> Any:
-        """Row 0's states as a `DynamicCache`, as `generate` returns it; `into`, the user's, is brought up to date."""
+    def export(self, config: Any, into: Any = None, padding: int = 0) -> Any:
+        """Row 0's states as a `DynamicCache`, as `generate` returns it; `into`, the user's, is brought up to date.
+
+        Padding before the text, which is not read here, stands in it as zeros: plain decoding masks it.
+        """
         cache: Any = DynamicCache(config=config) if into is None else into
         if not cache.layers:  # DynamicCache() makes them as they come, all of them full
             cache.layers = DynamicCache(config=config).layers
-        length = self.lengths[0]
+        length = self.lengths[0] + padding
         for index, layer in enumerate(self.layers):
-            held = length - self.base(index, 0)
+            held = self.lengths[0] - self.base(index, 0)
             states = [states[:1, :, :held].clone() for states in (layer.keys, layer.values)]
+            if padding and held == self.lengths[0]:
+                states, held = [pad(part, (0, 0, padding, 0)) for part in states], held + padding
             new = length - cache.layers[index].get_seq_length()
             if new <= held:
                 cache.layers[index].update(*(s[:, :, held - new :] for s in states))

@@ -167,12 +167,20 @@ class Controller:
         return max(1, size)  # whether to draft at all is the account's affair
 
     def observe(
-        self, *, size: int, prefix: int, accepted: int, passed: float, step: float, draft: float = 0.0, levels: int = 0
+        self,
+        *,
+        size: int,
+        prefix: int,
+        accepted: float,
+        passed: float,
+        step: float,
+        draft: float = 0.0,
+        levels: int = 0,
     ) -> None:
         """Is told what became of the step that was planned.
 
         Args:
-            size: N of its pass.
+            size: N of its pass; of several rows their mean, as the next two.
             prefix: Tokens before it.
             accepted: Draft tokens accepted.
             passed: Seconds of the pass.

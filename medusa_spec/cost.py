@@ -67,7 +67,7 @@ def timed_in_turn(
 
 def pass_timer(backbone: Backbone, size: int, cache: SlabCache) -> Callable[[], None]:
     """A function that makes one verify pass of `size` nodes, choice at every node included, and keeps none of them."""
-    shape, ids = _bush(size), torch.zeros(len(cache.lengths), size, dtype=torch.long, device=backbone.device)
+    shape, ids = _bush(size), torch.zeros(1, len(cache.lengths) * size, dtype=torch.long, device=backbone.device)
 
     def run() -> None:
         cache.make_room(size)

@@ -1,237 +1,199 @@
 """The decoding loop: draft, lay out, verify, accept, keep. Knows no model internals and no arguments of generate."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-from transformers import LogitsProcessorList
 
-from medusa_spec.acceptance import GREEDY, Accepted, Rule, walk
+from medusa_spec.acceptance import Accepted, walk
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone, TargetOutput
 from medusa_spec.cache import SlabCache
-from medusa_spec.controller import Controller, Plan
-from medusa_spec.drafters import DraftSession, ReadStates, check_draft
+from medusa_spec.drafters import ReadStates, check_draft
+from medusa_spec.drafters.asking import together
+from medusa_spec.extras import Extras
 from medusa_spec.prefill import prefill
 from medusa_spec.prepared.choice import most_likely
+from medusa_spec.request import Request, Row
 from medusa_spec.stats import DecodingStats
-from medusa_spec.stopping import Sequence
 from medusa_spec.tree import TokenTree, chain
-
-if TYPE_CHECKING:
-    from medusa_spec.static_decoding import StaticSteps
-
-
-@dataclass(kw_only=True, eq=False)
-class Request:
-    """One row to decode.
-
-    Attributes:
-        sequence: Prompt, emitted tokens and stopping criteria.
-        prefill_ids: What the target still has to read [1, T]: the prompt without padding and without what is cached.
-        cache: Holds what was read before; empty for a fresh prompt.
-        session: The drafter's state.
-        reads: Layers of the target that the drafter reads beside h at every token; see `Drafter.reads`.
-        rule: How tokens are chosen.
-        processors: Applied to the logits before the choice; empty for none.
-        prefill_chunk: Tokens of the prompt read at once; None reads all.
-        draft_nodes: Most draft nodes per pass, 0 for plain decoding, None for the drafter's choice.
-        controller: Decides pass by pass within that; None does as `draft_nodes` says.
-        emit: Called with every emitted token, for streaming.
-        keep_scores: Collect processed scores.
-        keep_logits: Collect raw logits.
-        steps: Decodes in steps of fixed shape where that serves; None for the ordinary loop alone.
-        go_on: Called when the row is finished; true asks for another, empty pass (other ranks are still decoding).
-    """
-
-    sequence: Sequence
-    prefill_ids: torch.Tensor
-    cache: SlabCache
-    session: DraftSession
-    reads: tuple[int, ...] | None = None
-    rule: Rule = GREEDY
-    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
-    prefill_chunk: int | None = None
-    draft_nodes: int | None = None
-    controller: Controller | None = None
-    emit: Callable[[int], None] | None = None
-    keep_scores: bool = False
-    keep_logits: bool = False
-    steps: "StaticSteps | None" = None
-    go_on: Callable[[], bool] | None = None
-    scores: list[torch.Tensor] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
-    done: bool = False
-
-    def __post_init__(self) -> None:
-        if self.keep_scores:
-            self.sequence.scores = self.scores  # stopping criteria are shown them, as in plain decoding
-
-    @property
-    def batched_choice(self) -> bool:
-        """Whether all nodes can be chosen from at once: nothing depends on the path."""
-        return self.rule.batched and not (self.processors or self.keep_scores or self.keep_logits)
-
-    def plan(self) -> Plan:
-        """What the next step does."""
-        if self.controller is None:
-            return Plan(limit=self.draft_nodes)
-        plan = self.controller.plan(self.cache.lengths[0], self.sequence.new_tokens)
-        if plan.prices is not None:
-            self.session.price(plan.prices)
-        return plan
-
-    def learn(self, size: int, accepted: int, *, passed: float, step: float, draft: float = 0.0) -> None:
-        """What became of that step: N, draft tokens accepted, seconds of the pass, of the whole, and of the draft."""
-        if self.controller is not None:
-            where = {"size": size, "prefix": self.cache.lengths[0], "accepted": accepted, "levels": self.session.levels}
-            self.controller.observe(**where, passed=passed, step=step, draft=draft)
-
-    @property
-    def holds_whole_text(self) -> bool:
-        """Whether the sequence is all that the target has read: no padding, nothing that only a user's cache holds."""
-        return self.sequence.length == self.cache.get_seq_length() + 1
 
 
 def decode(backbone: Backbone, request: Request) -> DecodingStats:
-    """Decodes one row until it ends; its tokens are in `request.sequence`.
+    """Decodes rows side by side until all have ended; their tokens are in their sequences.
 
     Returns:
         Counters and times.
     """
-    stats, clock = DecodingStats(requests=1, rule=str(request.rule)), Clock()
-    out, accepted = read(backbone, request)
-    stats.spans.append(1)
+    stats, clock = DecodingStats(requests=len(request.rows), rule=str(request.rows[0].rule)), Clock()
+    read(backbone, request)
+    stats.spans += [1] * len(request.rows)
     stats.seconds["prefill"] += clock.lap()
     if request.steps is not None and not request.done:
-        out, accepted = request.steps.decode(backbone, request, out, accepted, stats)
+        request.steps.decode(backbone, request, stats)
         clock.lap()
     while not request.done:
-        cache = request.cache
-        if request.holds_whole_text and backbone.reads_anew(request.sequence.ids, cache):
-            out, accepted = read_anew(backbone, request)
-            stats.record_pass(chain(0), accepted.path, gained=1)
+        if request.holds_whole_text and backbone.reads_anew(request.rows[0].sequence.ids, request.cache):
+            read_anew(backbone, request)
+            stats.record_pass(chain(0), (0,), gained=1)
             stats.seconds["verify"] += clock.lap()
             continue
 
-        began, root, h = clock.last, accepted.tokens[-1], out.h[0, accepted.path[-1]]
-        tree = draft(backbone, request, root, h)
+        began = clock.last
+        trees = draft(backbone, request)
         drafted = clock.lap()
         stats.seconds["draft"] += drafted
 
-        ids, tree_pass = lay_out(tree, cache, backbone.device)
+        ids, tree_pass = lay_out(trees, request.cache, backbone.device, request.extras)
         stats.seconds["lay_out"] += clock.lap()
 
-        out = backbone.verify(ids, tree_pass, taps=request.reads or ())
+        out = backbone.verify(ids, tree_pass, taps=request.reads or (), collect=request.collect)
         passed = clock.lap()
         stats.seconds["verify"] += passed
 
-        before = request.sequence.new_tokens
-        accepted = accept(tree, out, request)
-        gained = request.sequence.new_tokens - before
+        outs = {place: out.part(part) for place, part in tree_pass.parts.items()}
+        accepted = {place: accept(tree, outs[place], request.rows[place]) for place, tree in trees.items()}
+        if request.extras is not None:
+            request.extras.add_nodes(out, trees[0], request.cache, accepted[0].path[: accepted[0].gained])
         stats.seconds["accept"] += clock.lap()
 
-        cache.keep(0, accepted.path[:gained])
+        for place, walked in accepted.items():
+            request.cache.keep(place, walked.path[: walked.gained])
         stats.seconds["keep"] += clock.lap()
 
-        kept = list(accepted.path[:gained])
-        show(request, [tree.tokens[node] for node in kept], out, kept)
-        request.session.observe(accepted.tokens[:gained])
-        stats.record_pass(tree.shape, accepted.path, gained)
-        request.learn(tree.size, len(accepted.path) - 1, passed=passed, step=clock.last - began, draft=drafted)
+        for place, walked in accepted.items():
+            tell(request, place, trees[place], outs[place], walked)
+            stats.record_pass(trees[place].shape, walked.path, walked.gained)
+        lengths = [len(walked.path) - 1 for walked in accepted.values()]
+        seconds = {"passed": passed, "step": clock.last - began, "draft": drafted}
+        request.learn(trees, nodes=ids.shape[1], accepted=sum(lengths), **seconds)
         stats.seconds["rest"] += clock.lap()
-    if request.controller is not None:
-        stats.decisions += request.controller.decisions
-    stats.new_tokens = request.sequence.new_tokens
+    stats.decisions += request.decisions
+    stats.new_tokens = sum(row.sequence.new_tokens for row in request.rows)
     _wait_for_others(backbone, request)
     return stats
 
 
-def read(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
-    """Reads the text that the cache lacks and chooses the token after it."""
-    longest = request.sequence.max_length
-    reserve = 0 if longest is None else longest - request.sequence.length
-    chunk = request.prefill_chunk
-    out = prefill(backbone, request.cache, request.prefill_ids, reserve=reserve, chunk=chunk, reads=request.reads)
-    show(request, request.prefill_ids[0].tolist(), out, slice(None))
-    out = out.last()
-    accepted = accept(TokenTree.root_only(-1), out, request)
-    request.session.observe(accepted.tokens)
-    return out, accepted
+def read(backbone: Backbone, request: Request) -> None:
+    """Reads the texts that the cache lacks, row by row, and chooses the token after each.
+
+    Rows with the same prompt are read once. The cache of several rows is then a copy of those that were read.
+    """
+    caches, texts = list[SlabCache](), dict[tuple[int, ...], tuple[SlabCache, TargetOutput]]()
+    for row in request.rows:
+        ids = tuple(row.unread[0].tolist())
+        if ids not in texts:
+            own = request.cache if not texts else backbone.new_cache()
+            texts[ids] = own, _prefilled(backbone, request, row, own)
+        own, out = texts[ids]
+        caches.append(own)
+        show(request, row, list(ids), out, slice(None))
+        accepted = accept(TokenTree.root_only(-1), out.last(), row)
+        row.session.observe(accepted.tokens)
+    if len(request.rows) > 1:
+        reserve = max(_rest(row) for row in request.rows)
+        request.cache = type(caches[0]).joined(caches, backbone.config, reserve=reserve)
 
 
-def show(request: Request, ids: list[int], out: TargetOutput, rows: "list[int] | slice") -> None:
-    """Shows the drafter what the target computed at tokens that the cache holds now, if it asked for that."""
-    if request.reads is not None and ids:
-        layers = None if out.layers is None else out.layers[0, rows]
-        request.session.read(ids, ReadStates(h=out.h[0, rows], layers=layers))
+def _prefilled(backbone: Backbone, request: Request, row: Row, cache: SlabCache) -> TargetOutput:
+    reserve = _rest(row) if len(request.rows) == 1 else 0
+    wanted: dict[str, Any] = {"chunk": request.prefill_chunk, "reads": request.reads, "collect": request.collect}
+    out = prefill(backbone, cache, row.unread, reserve=reserve, **wanted)
+    if request.extras is not None:
+        request.extras.add_prompt(out)
+    return out
 
 
-def read_anew(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
-    """Reads the whole text again with an empty cache, in one piece: its last token changes what comes before."""
+def _rest(row: Row) -> int:
+    longest = row.sequence.max_length
+    return 0 if longest is None else longest - row.sequence.length
+
+
+def read_anew(backbone: Backbone, request: Request) -> None:
+    """Reads the only row's text again with an empty cache, in one piece: its last token changes what comes before."""
     request.cache, request.prefill_chunk = backbone.new_cache(), None
-    request.prefill_ids = request.sequence.ids.to(backbone.device)
-    request.session.forget()
-    return read(backbone, request)
+    row = request.rows[0]
+    row.unread = row.sequence.ids.to(backbone.device)
+    row.session.forget()
+    read(backbone, request)
 
 
-def draft(backbone: Backbone, request: Request, root: int, h: torch.Tensor) -> TokenTree:
-    """The drafter's tree, cut where the model's positions end."""
-    plan, deepest = request.plan(), backbone.deepest(request.cache.lengths[0])
+def draft(backbone: Backbone, request: Request) -> dict[int, TokenTree]:
+    """The drafters' trees by row, cut where the model's positions end."""
+    plan, running = request.plan(), request.running
     limit = plan.free if plan.limit == 0 else plan.limit
-    if limit == 0 or deepest == 0:
-        return TokenTree.root_only(root)
+    deepest = {place: backbone.deepest(request.cache.lengths[place]) for place in running}
+    drafting = {place: row for place, row in running.items() if limit != 0 and deepest[place] != 0}
     if plan.limit == 0:
-        tree = request.session.draft_free(root, limit)
+        made = {place: row.session.draft_free(row.root, limit) for place, row in drafting.items()}
     else:
-        tree = request.session.draft(root, h, limit)
-    check_draft(tree, root=root, limit=limit, ids_below=backbone.ids_below)
-    return tree if deepest is None else tree.cut(deepest)
+        made = together({place: row.session.drafting(row.root, row.h, limit) for place, row in drafting.items()})
+    for place, tree in made.items():
+        check_draft(tree, root=running[place].root, limit=limit, ids_below=backbone.ids_below)
+        bound = deepest[place]
+        made[place] = tree if bound is None else tree.cut(bound)
+    return {place: made.get(place) or TokenTree.root_only(row.root) for place, row in running.items()}
 
 
-def lay_out(tree: TokenTree, cache: SlabCache, device: torch.device) -> tuple[torch.Tensor, TreePass]:
-    """Node tokens as input ids [1, N], and the tree as attention sees it, with room for it in the cache."""
-    cache.make_room(tree.size)
-    return torch.tensor([tree.tokens], device=device), TreePass(shape=tree.shape, cache=cache, device=device)
+def lay_out(
+    trees: Mapping[int, TokenTree], cache: SlabCache, device: torch.device, extras: Extras | None = None
+) -> tuple[torch.Tensor, TreePass]:
+    """Node tokens of all rows as input ids [1, M], and the trees as attention sees them, with room in the cache."""
+    shapes = tuple(trees[place].shape if place in trees else None for place in range(len(cache.lengths)))
+    cache.make_room([0 if shape is None else shape.size for shape in shapes])
+    ids = [token for place in sorted(trees) for token in trees[place].tokens]
+    kind = TreePass if extras is None else extras.pass_kind()
+    return torch.tensor([ids], device=device), kind(shape=shapes, cache=cache, device=device)
 
 
-def accept(tree: TokenTree, out: TargetOutput, request: Request) -> Accepted:
-    """Walks the tree by the target's choices and emits them, cut at the first token that ends the row."""
+def accept(tree: TokenTree, out: TargetOutput, row: Row) -> Accepted:
+    """Walks a tree by the target's choices and emits them, cut at the first token that ends the row."""
+    accepted = _walked(tree, out, row)
+    row.root, row.h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
+    return accepted
+
+
+def _walked(tree: TokenTree, out: TargetOutput, row: Row) -> Accepted:
     # Plain decoding chooses from float32 logits whatever the model's dtype; so do we.
-    if request.batched_choice:
+    if row.batched_choice:
         accepted = walk(tree, most_likely(out.logits[0]).__getitem__)
-        for token in accepted.tokens:
-            if push(request, token):
-                break
+        for gained, token in enumerate(accepted.tokens, start=1):
+            if row.push(token):
+                return replace(accepted, gained=gained)
         return accepted
 
     def choose(node: int) -> int:
-        raw = out.logits[:, node].to(copy=True, dtype=torch.float32, device=request.sequence.ids.device)
-        scores = request.processors(request.sequence.ids, raw)  # type: ignore[arg-type]
-        if request.keep_scores:
-            request.scores.append(scores)
-        if request.keep_logits:
-            request.logits.append(raw)
-        return request.rule.choose(scores)
+        raw = out.logits[:, node].to(copy=True, dtype=torch.float32, device=row.sequence.ids.device)
+        scores = row.processors(row.sequence.ids, raw)  # type: ignore[arg-type]
+        if row.keep_scores:
+            row.scores.append(scores)
+        if row.keep_logits:
+            row.logits.append(raw)
+        return row.rule.choose(scores)
 
-    return walk(tree, choose, stop=lambda token: push(request, token))
+    return walk(tree, choose, stop=row.push)
 
 
-def push(request: Request, token: int) -> bool:
-    """Emits a token of the row; true if it is the last."""
-    request.done = request.sequence.push(token)
-    if request.emit is not None:
-        request.emit(token)
-    return request.done
+def tell(request: Request, place: int, tree: TokenTree, out: TargetOutput, accepted: Accepted) -> None:
+    """Tells a row's drafter what became of its tree."""
+    row, kept = request.rows[place], list(accepted.path[: accepted.gained])
+    show(request, row, [tree.tokens[node] for node in kept], out, kept)
+    row.session.observe(accepted.tokens[: accepted.gained])
+
+
+def show(request: Request, row: Row, ids: list[int], out: TargetOutput, positions: "list[int] | slice") -> None:
+    """Shows the drafter what the target computed at tokens that the cache holds now, if it asked for that."""
+    if request.reads is not None and ids:
+        layers = None if out.layers is None else out.layers[0, positions]
+        row.session.read(ids, ReadStates(h=out.h[0, positions], layers=layers))
 
 
 def _wait_for_others(backbone: Backbone, request: Request) -> None:
     """Sharded over ranks, every forward is a collective: a finished rank must go on until all are."""
     while request.go_on is not None and request.go_on():
-        ids, tree_pass = lay_out(TokenTree.root_only(0), request.cache, backbone.device)
-        backbone.verify(ids, tree_pass)
+        backbone.verify(*lay_out({0: TokenTree.root_only(0)}, request.cache, backbone.device))
 
 
 class Clock:

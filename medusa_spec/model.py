@@ -194,7 +194,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
 
         Greedy decoding gives the target's tokens; sampling gives the tokens that the target's own sampling gives with
         the same seed. Logits processors, stopping criteria, streamers, stop strings and a user's cache work as they
-        do there. What cannot be speculated (beams, assistants, guidance, batches so far) is refused by name.
+        do there, in batches too. What cannot be speculated (beams, assistants, guidance) is refused by name.
 
         Args:
             *args: As for the target's `generate`.

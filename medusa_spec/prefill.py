@@ -24,6 +24,7 @@ def prefill(
     reserve: int,
     chunk: int | None = None,
     reads: tuple[int, ...] | None = None,
+    collect: tuple[str, ...] = (),
 ) -> TargetOutput:
     """Reads a prompt, or what a cache lacks of it; the cache is sealed then.
 
@@ -38,14 +39,16 @@ def prefill(
         chunk: Most tokens read at once; None leaves it open. A prompt that changes with it is read at once even so:
             see `Route.reads_in_parts`.
         reads: Return h of all positions, and what entered these layers; None for h of the last one alone.
+        collect: As `Backbone.forward`: hidden states of all that was read; attentions of the last piece, which is then
+            read by a plain pass.
 
     Returns:
         Logits of the last position; h of it, or with `reads` h and layers of all that was read.
     """
-    wanted: dict[str, Any] = {"last_only": True}
+    wanted: dict[str, Any] = {"last_only": True, "collect": collect}
     if reads is not None:
         wanted |= {"all_states": True, "taps": reads}
-    if backbone.reads_chains:
+    if backbone.reads_chains and "attentions" not in collect:
         return _joined(list(_by_chains(backbone, cache, ids, reserve, chunk, wanted)), whole=reads is not None)
     parts = list(_plainly(backbone, cache, ids, chunk, wanted))
     cache.seal(reserve)
@@ -54,7 +57,12 @@ def prefill(
 
 def _joined(parts: list[TargetOutput], *, whole: bool) -> TargetOutput:
     """One output of several passes: the last one's, or with the states of all."""
-    return replace(joined(parts), logits=parts[-1].logits) if whole else parts[-1]
+    if not whole and not parts[-1].hidden_states:
+        return parts[-1]
+    all_of_them = joined(parts)
+    if not whole:
+        return replace(parts[-1], hidden_states=all_of_them.hidden_states)
+    return replace(all_of_them, logits=parts[-1].logits, attentions=parts[-1].attentions)
 
 
 def _plainly(

@@ -158,7 +158,7 @@ class _Misplaced(TreePass):
 
     @property
     def positions(self) -> torch.Tensor:
-        return self.lengths[0] + torch.tensor([self.depths], device=self.device)
+        return self.cache.lengths[0] + torch.tensor([self.depths], device=self.device)
 
 
 def _probe_twin(backbone: Backbone) -> tuple[str, bool | None]:

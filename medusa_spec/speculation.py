@@ -1,6 +1,7 @@
 """How far drafting is left to what it brings: the mode, and what a wrapped model has learnt. Knows no loop."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import cache
 from weakref import finalize
 
 from transformers.utils import logging
@@ -20,6 +21,11 @@ DEFAULT = "auto"
 
 HOT = 0.25
 """Temperatures are told apart in such steps: what is accepted falls with them."""
+
+
+def bucket(rows: int) -> int:
+    """Batches are told apart by powers of two: 1, 2, 4, 8, …, the next one from `rows` on."""
+    return 1 << (rows - 1).bit_length()
 
 
 def checked(mode: str) -> str:
@@ -48,42 +54,51 @@ class Speculation:
     def __init__(self, mode: str | None = None, prepared: str = "") -> None:
         self.mode, self.prepared = checked(DEFAULT if mode is None else mode), prepared
         self._times: dict[Hashable, PassTimes | None] = {}
-        self._known: dict[int, dict[int, Experience]] = {}
+        self._known: dict[int, dict[tuple[int, int], Experience]] = {}
 
-    def controller(
+    def controllers(
         self, backbone: Backbone, drafter: Drafter, *, limit: int | None, temperature: float, mode: str | None = None
-    ) -> Controller | None:
-        """What decides for a request; None if nothing is to be decided.
+    ) -> Callable[[int], Controller | None]:
+        """From the rows of a pass to what decides for a request as long as it has about so many; None if nothing is to
+        be decided.
 
         Args:
             backbone: The target.
             drafter: What drafts.
-            limit: Most draft nodes asked for.
+            limit: Most draft nodes asked for, in each row.
             temperature: Of sampling; 0 is greedy decoding.
             mode: For this request; None is the model's.
         """
-        if limit == 0 or checked(self.mode if mode is None else mode) == "fixed":
-            return None
-        times = self.times(backbone)
-        if times is None:
-            return None
-        known = self.known(drafter, temperature)
-        expected = drafter.expected()
-        return Controller(times=times, known=known, limit=limit, expected=expected, level_share=drafter.level_share)
+        fixed = limit == 0 or checked(self.mode if mode is None else mode) == "fixed"
 
-    def known(self, drafter: Drafter, temperature: float) -> Experience:
-        """What was learnt with a drafter at about this temperature; forgotten with the drafter."""
+        @cache
+        def of(about: int) -> Controller | None:
+            times = None if fixed else self.times(backbone, about)
+            if times is None:
+                return None
+            return Controller(
+                times=times,
+                known=self.known(drafter, temperature, about),
+                limit=limit,
+                expected=drafter.expected(),
+                level_share=drafter.level_share,
+            )
+
+        return lambda rows: of(bucket(rows))
+
+    def known(self, drafter: Drafter, temperature: float, rows: int = 1) -> Experience:
+        """What was learnt with a drafter at about this temperature and batch; forgotten with the drafter."""
         if id(drafter) not in self._known:  # not by itself: a user's drafter may have no hash
             self._known[id(drafter)] = {}
             finalize(drafter, self._known.pop, id(drafter), None)  # another one may get that id
-        return self._known[id(drafter)].setdefault(round(temperature / HOT), Experience())
+        return self._known[id(drafter)].setdefault((round(temperature / HOT), rows), Experience())
 
-    def times(self, backbone: Backbone) -> PassTimes | None:
-        """T(N) of the target where it is now; None if it cannot be timed."""
-        key = (backbone.device, backbone.dtype)
+    def times(self, backbone: Backbone, rows: int = 1) -> PassTimes | None:
+        """T(N) of the target where it is now, of passes over several rows N in each; None if it cannot be timed."""
+        key = (backbone.device, backbone.dtype, rows)
         if key not in self._times:
             try:
-                self._times[key] = pass_times(backbone, self.prepared)
+                self._times[key] = pass_times(backbone, self.prepared, rows)
             except Exception as error:  # whatever it was, decoding goes on as it can without times
                 logger.warning(f"passes of this model could not be timed, so speculation='fixed' it is: {error!r}")
                 self._times[key] = None

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from medusa_spec.acceptance import Accepted
-from medusa_spec.backbone import Backbone, TargetOutput
-from medusa_spec.decoding import Clock, Request, push
+from medusa_spec.backbone import Backbone
+from medusa_spec.decoding import Clock
 from medusa_spec.drafters import FixedDraft
 from medusa_spec.errors import ConfigError
 from medusa_spec.graph import LateReader
+from medusa_spec.request import Request
 from medusa_spec.routes import AttentionRoute
 from medusa_spec.static_buckets import Buckets
 from medusa_spec.static_probe import static_probe
@@ -32,16 +32,17 @@ def plain_draft() -> FixedDraft:
 
 def reason_against(request: Request, backbone: Backbone, draft: FixedDraft | None) -> str | None:
     """Why a request cannot be decoded in steps of fixed shape, in words; None if it can."""
-    if not request.batched_choice:
-        return f"{request.rule.name} with processors or scores chooses token by token on the host"
+    if len(request.rows) != 1:
+        return f"a batch of {len(request.rows)} rows; steps of fixed shape decode one"
+    row = request.rows[0]
+    if not row.batched_choice:
+        return f"{row.rule.name} with processors or scores chooses token by token on the host"
     if draft is None:
         return "the drafter's trees have no fixed shape"
     if request.go_on is not None:
         return "ranks that share the target must make their passes together"
     if backbone.route.name != AttentionRoute.name:
         return f"the target's trees are checked on the route {backbone.route.name!r}"
-    if len(request.cache.lengths) != 1:
-        return f"a batch of {len(request.cache.lengths)} rows; steps of fixed shape decode one"
     if backbone.rescales_positions:
         return "the target's rotary positions are rescaled by the host as the text grows"
     if backbone.vocab_size > backbone.ids_below:
@@ -85,41 +86,32 @@ class StaticSteps:
         self.__init__(state["mode"])  # type: ignore[misc]
         self.backend = state["backend"]
 
-    def decode(
-        self, backbone: Backbone, request: Request, out: TargetOutput, accepted: Accepted, stats: DecodingStats
-    ) -> tuple[TargetOutput, Accepted]:
-        """Decodes a request whose prompt was read, as far as steps of fixed shape go.
+    def decode(self, backbone: Backbone, request: Request, stats: DecodingStats) -> None:
+        """Decodes a request whose prompt was read, as far as steps of fixed shape go; the ordinary loop may go on.
 
         Args:
             backbone: The target.
             request: Its cache is sealed; it holds what was decoded afterwards, too.
-            out: The last pass.
-            accepted: What was accepted of it.
             stats: Is added to.
-
-        Returns:
-            The last pass and what was accepted of it, from where the ordinary loop goes on if the request is not done.
         """
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {MODES}, got {self.mode!r}")
         self.reason = self._switched_off(backbone.device)
         if self.reason is not None:
-            return out, accepted
-        root, h = accepted.tokens[-1], out.h[0, accepted.path[-1]]
-        nodes = request.plan().limit  # once for all steps: their shape is fixed
-        draft = plain_draft() if nodes == 0 else request.session.fixed(h, nodes)
+            return
+        nodes, row = request.plan().limit, request.rows[0]  # once for all steps: their shape is fixed
+        draft = plain_draft() if nodes == 0 else row.session.fixed(row.h, nodes)
         self.reason = reason_against(request, backbone, draft)
         if self.reason is not None or draft is None:
-            return out, accepted
+            return
         if not self._busy.acquire(blocking=False):
             self.reason = "another thread decodes with these buffers"
-            return out, accepted
+            return
         try:
             with _current(backbone.device):
                 self.reason = self._wrong(backbone)
-                if self.reason is not None:
-                    return out, accepted
-                return _Run(self, backbone, request, draft, stats).decode(root, h, out, accepted)
+                if self.reason is None:
+                    _Run(self, backbone, request, draft, stats).decode()
         finally:
             self._busy.release()
 
@@ -159,20 +151,19 @@ class _Run:
         self, steps: StaticSteps, backbone: Backbone, request: Request, draft: FixedDraft, stats: DecodingStats
     ) -> None:
         self.steps, self.backbone, self.request, self.draft, self.stats = steps, backbone, request, draft, stats
+        self.row = request.rows[0]
         self.known = request.cache.lengths[0]  # tokens of the prefix, as far as they were read
         self.most, self.nodes = draft.shape.max_depth + 1, draft.shape.size
         self.clock = Clock()
 
-    def decode(
-        self, root: int, h: torch.Tensor, out: TargetOutput, accepted: Accepted
-    ) -> tuple[TargetOutput, Accepted]:
+    def decode(self) -> None:
         """See `StaticSteps.decode`."""
-        cache = self.request.cache
-        if not self._enter(h):
-            return out, accepted
+        cache, row = self.request.cache, self.row
+        if not self._enter(row.h):
+            return
         step = self.bucket.step
         step.cache.load(cache.states(), self.known)
-        step.begin(torch.tensor([root], device="cpu"), h)
+        step.begin(torch.tensor([row.root], device="cpu"), row.h)
         cache.release()
         self.stats.seconds["lay_out"] += self.clock.lap()
         try:
@@ -181,12 +172,11 @@ class _Run:
             step = self.bucket.step
             step.cache.cut(self.known)  # a step that was under way when the end was read is forgotten
             cache.renew(step.cache.states(), self.known)
-        last = int(self.request.sequence.ids[0, -1])
-        return TargetOutput(logits=out.logits, h=step.h.clone()[None, None]), Accepted(path=(0,), tokens=(last,))
+        row.root, row.h = int(row.sequence.ids[0, -1]), step.h.clone()
 
     def _loop(self) -> None:
         reader = LateReader(self.bucket.step.emitted)
-        while not self.request.done:
+        while not self.row.done:
             if reader.waiting < 2 and self._may_go_on(reader.waiting):
                 self.bucket.run()
                 reader.put(self.bucket.step.emitted)
@@ -197,7 +187,7 @@ class _Run:
 
     def _may_go_on(self, under_way: int) -> bool:
         """Whether a step may follow on as many as were not read yet, whatever they gain."""
-        sequence = self.request.sequence
+        sequence = self.row.sequence
         if sequence.max_length is not None and sequence.length + under_way >= sequence.max_length:
             return False  # each gains a token at least
         longest = self.known + under_way * self.most
@@ -208,24 +198,24 @@ class _Run:
         return deepest is None or deepest >= self.most - 1
 
     def _emit(self, values: list[int]) -> None:
-        shape, sequence = self.draft.shape, self.request.sequence
+        shape, sequence = self.draft.shape, self.row.sequence
         path = shape.path_to(values[0])
         tokens = values[1 : 1 + len(path)]
         before = sequence.new_tokens
         for token in tokens:
-            if push(self.request, token):
+            if self.row.push(token):
                 break
         gained = sequence.new_tokens - before
         self.known += gained
-        self.request.session.observe(tokens[:gained])
+        self.row.session.observe(tokens[:gained])
         self.stats.record_pass(shape, path, gained)
         seconds = self.clock.lap()
-        self.request.learn(shape.size, len(path) - 1, passed=seconds, step=seconds)
+        self.request.learn((0,), nodes=shape.size, accepted=len(path) - 1, passed=seconds, step=seconds)
         self.stats.seconds["verify"] += seconds
 
     def _enter(self, h: torch.Tensor) -> bool:
         """Takes a bucket with room for what may follow; false if none can be had."""
-        sequence = self.request.sequence
+        sequence = self.row.sequence
         if not self._positions_reach(self.known):
             self.steps.reason = "the target's positions end before the tree does"
             return False

@@ -17,7 +17,10 @@ class Sequence:
     """
 
     def __init__(self, input_ids: torch.Tensor, criteria: StoppingCriteriaList) -> None:
-        self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=None)
+        self.limits = [c for c in criteria if type(c) is MaxLengthCriteria]
+        self.max_length = min((c.max_length for c in self.limits), default=None)
+        known = [c.max_position_embeddings for c in self.limits if c.max_position_embeddings is not None]
+        self.positions = min(known, default=None)
         self.eos = {
             int(token) for c in criteria if type(c) is EosTokenCriteria for token in c.eos_token_id.flatten().tolist()
         }
@@ -46,6 +49,10 @@ class Sequence:
         self._buffer[0, self.length] = token
         self.length += 1
         done = token in self.eos or (self.max_length is not None and self.length >= self.max_length)
+        if self.positions is not None and self.length > self.positions and not done:
+            self.positions = None  # they warn, once, of a text that is longer than the model was made for
+            for criterion in self.limits:
+                criterion(self.ids, None)
         if not self.others:
             return done
         scores = None if self.scores is None else tuple(self.scores)

@@ -7,6 +7,7 @@ from operator import index
 
 import torch
 
+from medusa_spec.drafters.asking import Drafting, answered
 from medusa_spec.errors import ConfigError
 from medusa_spec.tree import Candidates, Prices, TokenTree, TreeShape
 
@@ -78,6 +79,17 @@ class DraftSession(ABC):
             False if it has no chances to give: its trees stand alone.
         """
         return False
+
+    def drafting(self, root: int, h: torch.Tensor | None, limit: int | None) -> Drafting[TokenTree]:
+        """`draft` as a generator that asks the heads as it goes, so that rows of a batch are drafted for together.
+
+        One that asks nothing, as this, simply drafts.
+        """
+        return answered(self.draft(root, h, limit))
+
+    def proposing(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> Drafting[bool]:
+        """`propose` as such a generator."""
+        return answered(self.propose(root, h, candidates))
 
     def draft_free(self, root: int, limit: int | None) -> TokenTree:
         """What can be proposed in no time to speak of, while drafts that take some do not pay; a lone root for nothing.

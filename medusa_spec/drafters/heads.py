@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from medusa_spec.adapters import adapter_state, merged_copy
+from medusa_spec.drafters.asking import Ask, Drafting, alone, answered
 from medusa_spec.drafters.autoregressive import TextDraft
 from medusa_spec.drafters.base import Drafter, DraftSession, FixedDraft, ReadStates
 from medusa_spec.drafters.choice import Choice, GrowthChoice, ProductChoice, TemplateChoice
@@ -154,19 +155,28 @@ class HeadsDrafter(Drafter):
                 self._limited[limit] = TreeTemplate(paths=tuple(shallow_first[:limit]))
         return self._limited[limit]
 
-    @torch.inference_mode()
-    def guesses(self, h: torch.Tensor, template: TreeTemplate) -> torch.Tensor:
-        """Tokens of the template's draft nodes, in layout order, for h [H]: int64 [N - 1], where h is.
+    def ask(self, h: torch.Tensor, count: int) -> Ask:
+        """For logits [1, count, draft vocabulary] of the first `count` heads that do not wait for each other, at h [H].
 
-        Of heads that do not wait for each other; the others draft in a session.
+        The others are asked in a session.
         """
         self.follow(h)
-        assert isinstance(self.stacked, StackedMedusaHeads), "the others draft in a session"
+        assert isinstance(self.stacked, StackedMedusaHeads), "the others draft level by level"
+        return Ask(to=self.stacked.logits, settings=(count,), of=(h[None],))
+
+    def fill(self, template: TreeTemplate, logits: torch.Tensor) -> torch.Tensor:
+        """Tokens of the template's draft nodes, in layout order, from logits [K, draft vocabulary]: int64 [N - 1]."""
         if template not in self._slots:
-            self._slots[template] = template.slots().to(h.device)
-        logits = self.stacked(h, template.depth).float()  # top-k in bfloat16 is slow on CPUs
-        table = logits.topk(template.width, dim=-1).indices.flatten()[self._slots[template]]
+            self._slots[template] = template.slots().to(logits.device)
+        # Top-k in bfloat16 is slow on CPUs.
+        table = logits.float().topk(template.width, dim=-1).indices.flatten()[self._slots[template]]
         return table if self.draft_ids is None else self.draft_ids[table]
+
+    @torch.inference_mode()
+    def guesses(self, h: torch.Tensor, template: TreeTemplate) -> torch.Tensor:
+        """The same for h [H], where h is; with nothing read by the host."""
+        ask = self.ask(h, template.depth)
+        return self.fill(template, ask.to(*ask.settings, *ask.of)[0])
 
     def follow(self, h: torch.Tensor) -> None:
         """Stacks the heads anew if the target, and h with it, was cast or moved."""
@@ -234,21 +244,29 @@ class _HeadsSession(_PricedSession):
     """All guesses at once from h: a template is filled, or a tree made of this step's chances."""
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        return alone(self.drafting(root, h, limit))
+
+    def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        return alone(self.proposing(root, h, candidates))
+
+    def drafting(self, root: int, h: torch.Tensor | None, limit: int | None) -> Drafting[TokenTree]:
         if h is None or limit == 0:
             return TokenTree.root_only(root)
-        choice = self.growing(h, limit)
+        choice = yield from self.growing(h, limit)
         if choice is not None:
             return choice.tree(root)
         template = self.drafter.limited(limit)
         if not template.paths:
             return TokenTree.root_only(root)
-        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.guesses(h, template).tolist()))
+        logits = yield self.drafter.ask(h, template.depth)
+        return TokenTree(shape=template.shape, tokens=(root, *self.drafter.fill(template, logits[0]).tolist()))
 
-    def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
-        return h is not None and self.growing(h, None, candidates) is not None
+    def proposing(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> Drafting[bool]:
+        return h is not None and (yield from self.growing(h, None, candidates)) is not None
 
-    @torch.inference_mode()
-    def growing(self, h: torch.Tensor, limit: int | None, candidates: Candidates | None = None) -> ProductChoice | None:
+    def growing(
+        self, h: torch.Tensor, limit: int | None, candidates: Candidates | None = None
+    ) -> Drafting[ProductChoice | None]:
         """Guesses among candidates, of which a tree can be made; None if the heads have no rules for it.
 
         All heads are asked before a tree is made, so those that did not pay for a place in the template are left out.
@@ -256,10 +274,8 @@ class _HeadsSession(_PricedSession):
         drafter, growth = self.drafter, self.growth
         if growth is None or not drafter.template.paths:
             return None
-        drafter.follow(h)
-        assert isinstance(drafter.stacked, StackedMedusaHeads), "the others draft level by level"
         choice = ProductChoice(growth, limit, drafter.draft_ids, candidates)
-        choice.take(drafter.stacked(h, drafter.template.depth).float())
+        choice.take((yield drafter.ask(h, drafter.template.depth))[0].float())
         return choice
 
     def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
@@ -275,23 +291,29 @@ class _SequentialSession(_PricedSession):
     """What drafts of heads that see the drafted tokens have in common."""
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        return alone(self.drafting(root, h, limit))
+
+    def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        return alone(self.proposing(root, h, candidates))
+
+    def drafting(self, root: int, h: torch.Tensor | None, limit: int | None) -> Drafting[TokenTree]:
         choice = self.drafter.choice(limit, self.growth)
         self.levels = 0
-        if choice is None or not self.guess(root, h, choice):
+        if choice is None or not (yield from self.guessing(root, h, choice)):
             return TokenTree.root_only(root)
         self.levels = choice.levels
         return choice.tree(root)
 
-    def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+    def proposing(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> Drafting[bool]:
         self.levels = 0
         if self.growth is None:
             return False
         choice = self.drafter.growing(self.growth, None, candidates)
-        guessed = self.guess(root, h, choice)
+        guessed = yield from self.guessing(root, h, choice)
         self.levels = choice.levels
         return guessed
 
-    def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
+    def guessing(self, root: int, h: torch.Tensor | None, choice: Choice) -> Drafting[bool]:
         """Gives guesses to `choice`, level by level; false if there is nothing to guess from."""
         raise NotImplementedError
 
@@ -299,19 +321,19 @@ class _SequentialSession(_PricedSession):
 class _LevelsSession(_SequentialSession):
     """Level by level from h; a state of its own it has not."""
 
-    @torch.inference_mode()
-    def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
+    def guessing(self, root: int, h: torch.Tensor | None, choice: Choice) -> Drafting[bool]:
         if h is None:
             return False
         self.drafter.follow(h)
         heads = self.drafter.stacked
         assert isinstance(heads, LevelHeads), "sequential heads that do not attend"
-        state = heads.start(h, torch.tensor([root], device=h.device))
+        state = yield Ask(to=heads.start, of=(h[None], torch.tensor([root], device=h.device)))
         for depth in range(heads.config.num_heads):
-            chosen = choice.take(depth, heads.logits(depth, state).float())
+            logits = yield Ask(to=heads.logits, settings=(depth,), of=(state,))
+            chosen = choice.take(depth, logits.float())
             if chosen is None:
                 break
-            state = heads.descend(depth + 1, state[chosen.rows], chosen.tokens)
+            state = yield Ask(to=heads.descend, settings=(depth + 1,), of=(state[chosen.rows], chosen.tokens))
         return True
 
 
@@ -336,5 +358,6 @@ class _AttendingSession(_SequentialSession):
     def forget(self) -> None:
         self.inner = None
 
-    def guess(self, root: int, h: torch.Tensor | None, choice: Choice) -> bool:
-        return self.inner is not None and self.inner.guess(root, choice)
+    def guessing(self, root: int, h: torch.Tensor | None, choice: Choice) -> Drafting[bool]:
+        # Each text has keys and values of its own, so nothing is asked together.
+        return answered(self.inner is not None and self.inner.guess(root, choice))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from medusa_spec.drafters.asking import Drafting, alone
 from medusa_spec.drafters.base import Drafter, DraftSession, ReadStates
 from medusa_spec.drafters.suffix import SuffixDrafter
 from medusa_spec.tree import Candidates, Prices, TokenTree
@@ -107,16 +108,22 @@ class _HybridSession(DraftSession):
         self.suffix.observe(tokens)
 
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
+        return alone(self.proposing(root, h, candidates))
+
+    def proposing(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> Drafting[bool]:
         self.alone, self.levels = None, 0
         self.suffix.propose(root, h, candidates)
-        return self._sure(candidates) or self._heads_propose(root, h, candidates)
+        return self._sure(candidates) or (yield from self._heads_proposing(root, h, candidates))
 
-    def _heads_propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
-        proposed = self.heads.propose(root, h, candidates)
+    def _heads_proposing(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> Drafting[bool]:
+        proposed = yield from self.heads.proposing(root, h, candidates)
         self.levels = self.heads.levels
         return proposed
 
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
+        return alone(self.drafting(root, h, limit))
+
+    def drafting(self, root: int, h: torch.Tensor | None, limit: int | None) -> Drafting[TokenTree]:
         self.alone, self.levels = None, 0
         if limit == 0:
             return TokenTree.root_only(root)
@@ -125,12 +132,12 @@ class _HybridSession(DraftSession):
         found = candidates.best(self.prices, limit)
         if self._sure(candidates):
             return _tree(root, found)
-        if self._heads_propose(root, h, candidates):
+        if (yield from self._heads_proposing(root, h, candidates)):
             tree = _tree(root, candidates.best(self.prices, limit))
         elif found.expected > self.record.gain:
             return _tree(root, found)
         else:
-            tree = self.heads.draft(root, h, limit)
+            tree = yield from self.heads.drafting(root, h, limit)
             self.levels = self.heads.levels
         if found.shape.size == 1:
             self.alone = tree.shape.max_depth

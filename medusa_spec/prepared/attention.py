@@ -4,6 +4,7 @@ Knows rotary attention over separate q, k and v layers, not the classes of model
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +59,7 @@ class FastAttention(Swapped):
     """Mixed into an attention layer; passes without a tree, and whatever the kernel does not know, are as before."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the plain layer: its output [B, N, H], and None for the weights."""
+        """As the plain layer: its output [1, M, H], and None for the weights."""
         tree_pass = kwargs.get(TREE_ARGUMENT)
         if type(tree_pass) is not TreePass:
             return super().forward(*args, **kwargs)
@@ -97,16 +98,14 @@ def _attend(
     positions: tuple[torch.Tensor, torch.Tensor],
     tree_pass: TreePass,
 ) -> torch.Tensor:
-    """[B, N, H] to the attention's output before its last product, [B, N, Hq * D]; keys and values are stored."""
-    batch, nodes = hidden.shape[:2]
+    """[1, M, H] to the attention's output before its last product, [1, M, Hq * D]; keys and values are stored."""
     qkv = record.joined(hidden)
     width = record.template.q_heads * record.template.dim
-    out = torch.empty(batch, nodes, width, dtype=qkv.dtype, device="cpu")
-    call, angles = AttentionCall.from_buffer_copy(record.template), Angles(positions, batch)
+    out = torch.empty(*hidden.shape[:2], width, dtype=qkv.dtype, device="cpu")
+    call, angles = AttentionCall.from_buffer_copy(record.template), Angles(positions)
     held: list[Any] = []
     point_to_sinks(call, record, held)
-    point_to = point_to_row if batch == 1 else PointToBatch(held)
-    point_to(call, tree_pass, module.layer_idx, angles)
+    pointer(tree_pass, held)(call, tree_pass, module.layer_idx, angles)
     call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
     scratch = torch.empty(record.scratch(ctypes.byref(call)), dtype=torch.float32, device="cpu")
     call.scratch = scratch.data_ptr()
@@ -118,27 +117,41 @@ class Angles:
     """Cosines and sines of a pass, as the kernel reads them.
 
     Args:
-        positions: Each [B or 1, N, rotary].
-        batch: B.
+        positions: Each [1, M, rotary].
     """
 
-    def __init__(self, positions: tuple[torch.Tensor, torch.Tensor], batch: int) -> None:
-        self.cosine, self.sine = (states.expand(batch, -1, -1).contiguous() for states in positions)
+    def __init__(self, positions: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.cosine, self.sine = (states.contiguous() for states in positions)
         self.nodes = self.cosine.shape[1]
         self.addresses = self.cosine.data_ptr(), self.sine.data_ptr()
         self.threads = torch.get_num_threads()
 
 
+PointTo = Callable[[AttentionCall, TreePass, int, Angles], None]
+"""Puts angles, cache and masks of a pass, at a layer, into a call; they must outlive it."""
+
+
+def pointer(tree_pass: TreePass, held: list[Any]) -> PointTo:
+    """What points the calls of a pass.
+
+    Args:
+        tree_pass: The pass.
+        held: Gets what must outlive the calls.
+    """
+    return point_to_row if len(tree_pass.parts) == 1 else PointToRows(held)
+
+
 def point_to_row(call: AttentionCall, tree_pass: TreePass, layer: int, angles: Angles) -> None:
-    """Puts angles, cache and mask of a pass over one row into a call; they must outlive it."""
-    keys, _ = _point_to_cache(call, tree_pass, layer, angles)
-    seen = tree_pass.visible(layer, 0)
+    """For a pass that one row alone takes part in: all threads work on it."""
+    row = next(iter(tree_pass.parts))
+    _point_to_cache(call, tree_pass, layer, angles, row)
+    seen = tree_pass.visible(layer, row)
     call.nodes, call.mask = angles.nodes, seen.mask.data_ptr()
     call.first, call.common, call.end = seen.first, seen.common, seen.end
 
 
-class PointToBatch:
-    """As `point_to_row` for a pass over several rows; layers of one kind share the list of rows.
+class PointToRows:
+    """For a pass over several rows; layers of one kind share the list of rows.
 
     Args:
         held: Gets what must outlive the call.
@@ -150,25 +163,26 @@ class PointToBatch:
 
     def __call__(self, call: AttentionCall, tree_pass: TreePass, layer: int, angles: Angles) -> None:
         """Points a call of one layer to all rows."""
-        keys, batch = _point_to_cache(call, tree_pass, layer, angles)
+        keys, parts = _point_to_cache(call, tree_pass, layer, angles), tree_pass.parts
         key = tree_pass.cache.kind(layer)
         if key not in self._rows:
-            rows = self._rows[key] = (RowCall * batch)()
+            rows = self._rows[key] = (RowCall * len(parts))()
             self._held.append(rows)
-            for row, own in enumerate(rows):
+            for own, (row, part) in zip(rows, parts.items(), strict=True):
                 seen = tree_pass.visible(layer, row)
-                own.mask, own.nodes, own.offset = seen.mask.data_ptr(), angles.nodes, row * keys.stride(0)
+                own.mask, own.nodes, own.offset = seen.mask.data_ptr(), part.stop - part.start, row * keys.stride(0)
                 own.first, own.common, own.end = seen.first, seen.common, seen.end
-        call.nodes, call.batch = batch * angles.nodes, batch
+        call.nodes, call.batch = angles.nodes, len(parts)
         call.rows = ctypes.addressof(self._rows[key])
 
 
-def _point_to_cache(call: AttentionCall, tree_pass: TreePass, layer: int, angles: Angles) -> tuple[torch.Tensor, int]:
+def _point_to_cache(call: AttentionCall, tree_pass: TreePass, layer: int, angles: Angles, row: int = 0) -> torch.Tensor:
+    """Points to the buffers from a row on; the keys [B, Hkv, capacity, D]."""
     keys, values = tree_pass.cache.buffers(layer)
     call.threads = angles.threads
     call.cosine, call.sine = angles.addresses
-    call.keys, call.values, call.head_stride = keys.data_ptr(), values.data_ptr(), keys.stride(1)
-    return keys, keys.shape[0]
+    call.keys, call.values, call.head_stride = keys[row].data_ptr(), values[row].data_ptr(), keys.stride(1)
+    return keys
 
 
 def point_to_sinks(call: AttentionCall, record: AttentionRecord, held: list[Any]) -> None:

@@ -17,9 +17,8 @@ from medusa_spec.prepared.attention import (
     Angles,
     AttentionRecord,
     FastAttention,
-    PointToBatch,
-    point_to_row,
     point_to_sinks,
+    pointer,
 )
 from medusa_spec.prepared.gated_mlp import FastGatedMlp, GatedRecord
 from medusa_spec.prepared.joined import JoinedLinear
@@ -70,7 +69,7 @@ class FastDecoderLayer(Swapped):
     """Mixed into a decoder layer; passes without a tree are as before."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """[B, N, H] to the same shape."""
+        """[1, M, H] to the same shape."""
         tree_pass, record = kwargs.get(TREE_ARGUMENT), self.__dict__[RECORD]
         hidden = args[0] if args else kwargs.get("hidden_states")
         positions = kwargs.get("position_embeddings")
@@ -102,23 +101,23 @@ def run_layers(
 
     Args:
         records: The layers, in order.
-        hidden: [B, N, H].
-        positions: Cosines and sines, each [B or 1, N, rotary].
+        hidden: [1, M, H].
+        positions: Cosines and sines, each [1, M, rotary].
         tree_pass: The pass.
         taps: Places in `records` of the layers whose inputs are asked for.
 
     Returns:
-        What leaves the last layer, and what entered those of `taps`, each [B, N, H].
+        What leaves the last layer, and what entered those of `taps`, each [1, M, H].
     """
     found = kernels(hidden.dtype)
     assert found is not None
     hidden, held = hidden.contiguous(), list[Any]()
-    out, count, angles = torch.empty_like(hidden), len(records), Angles(positions, hidden.shape[0])
+    out, count, angles = torch.empty_like(hidden), len(records), Angles(positions)
     tapped = [torch.empty_like(hidden) for _ in taps]
     calls = (LayerCall * count)(*(record.template for record in records))
     for tap, states in zip(taps, tapped, strict=True):
         calls[tap].tap = states.data_ptr()
-    point_to = point_to_row if hidden.shape[0] == 1 else PointToBatch(held)
+    point_to = pointer(tree_pass, held)
     for call, record in zip(calls, records, strict=True):
         point_to_sinks(call.attention, record.attention, held)
         if record.biased:

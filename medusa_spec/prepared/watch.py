@@ -9,6 +9,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks as _everywhere
 from torch.nn.modules.module import _global_forward_pre_hooks as _everywhere_before
+from transformers.utils import output_capturing
+
+CAPTURING = "install_output_capuring_hook.<locals>.output_capturing_hook"
+"""Qualified name of transformers' hooks; another one would be taken for somebody who listens."""
 
 _trains = attrgetter("requires_grad")
 
@@ -44,7 +48,7 @@ class Watch:
     def holds(self) -> bool:
         """Whether all is as it was."""
         return (
-            not any(self.listeners)
+            (not any(self.listeners) or all_dormant(self.listeners))
             and self.modules.same()
             and self.parameters.same()
             and list(map(type, self.modules.known)) == self.kinds
@@ -54,6 +58,21 @@ class Watch:
             and not self.root.training
             and all(state.get(name) == value for state, name, value in self.numbers)
         )
+
+
+def all_dormant(listeners: Iterable[Any]) -> bool:
+    """Whether all hooks are those that transformers leaves on layers, and nobody has this forward's states collected.
+
+    They are put there once, by the first pass that is asked for hidden states or attentions, and stay.
+    """
+    hooks = [hook for hooks in listeners for hook in list(hooks.values())]
+    return collecting() is False and all(getattr(hook, "__qualname__", None) == CAPTURING for hook in hooks)
+
+
+def collecting() -> bool | None:
+    """Whether this context's forward has its states collected by transformers; None if that cannot be told."""
+    collector = getattr(output_capturing, "_active_collector", None)
+    return None if collector is None else collector.get() is not None
 
 
 class _Contents:

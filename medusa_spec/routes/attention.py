@@ -16,6 +16,7 @@ class AttentionRoute(Route):
 
     name: ClassVar[str] = "attention interface"
     reads_chains: ClassVar[bool] = True
+    collects: ClassVar[bool] = True
 
     def enter(self) -> None:
         """See `Route`."""

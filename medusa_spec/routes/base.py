@@ -33,6 +33,7 @@ class Route(ABC):
         reads_in_parts: Whether a prompt may be read in several passes.
         needs_proof: Whether it is taken only if a float64 twin has shown it exact: others are so by construction, or
             have been from the beginning.
+        collects: Whether hidden states and attentions can be read off its passes.
     """
 
     name: ClassVar[str]
@@ -40,6 +41,7 @@ class Route(ABC):
     reads_chains: ClassVar[bool] = False
     reads_in_parts: ClassVar[bool] = True
     needs_proof: ClassVar[bool] = False
+    collects: ClassVar[bool] = False
 
     def __init__(self, backbone: "Backbone") -> None:
         self.backbone = backbone
@@ -69,4 +71,4 @@ class Route(ABC):
 
     @abstractmethod
     def verify(self, ids: torch.Tensor, tree_pass: "Pass", **wanted: Any) -> TargetOutput:
-        """A pass over the nodes [B, N] of a tree; `wanted` as in `Backbone.forward`."""
+        """A pass over the nodes [1, M] of the trees of all rows; `wanted` as in `Backbone.forward`."""

@@ -33,10 +33,11 @@ class RowsRoute(Route):
         only = bool(wanted.pop("last_only", False)) and not wanted.pop("all_states", False)
         wanted.pop("all_states", None)
         outs = []
-        for row, state in enumerate(cache.states):
-            out, cache.settle[row] = self.verify_text(state, ids[row], tree_pass.shape, **wanted)
+        for row, part in tree_pass.parts.items():
+            shape = tree_pass.shape_of(row)
+            out, cache.settle[row] = self.verify_text(cache.states[row], ids[0, part], shape, **wanted)
             outs.append(out)
-        out = joined(outs, dim=0)
+        out = joined(outs)
         return out.last() if only else out
 
     def verify_text(

@@ -47,7 +47,7 @@ class RowsCache:
     def seal(self, reserve: int, unread: int = 0) -> None:
         """Nothing to do: states grow by themselves."""
 
-    def make_room(self, nodes: int) -> None:
+    def make_room(self, nodes: int | Sequence[int]) -> None:
         """Nothing to do: a tree pass works on copies."""
 
     def keep(self, row: int, path: Sequence[int]) -> None:
@@ -63,6 +63,13 @@ class RowsCache:
             state.read(state.ids.new_zeros(1, 1))
             held.append(state.bytes_held)
         return held[0] - state.ids.shape[1] * (held[1] - held[0]) + (held[1] - held[0]), held[1] - held[0]
+
+    @classmethod
+    def joined(cls, caches: "Sequence[RowsCache]", config: Any, reserve: int) -> "RowsCache":
+        """One cache of several texts, copies of the first of each of these; the same one may stand for several."""
+        whole = cls(caches[0].backbone, len(caches))
+        whole.states = [cache.states[0].rows([0]) for cache in caches]
+        return whole
 
     # --- rows that come and go ----------------------------------------------------------------------------------------
 
@@ -96,8 +103,18 @@ class RowsCache:
                 f"checked on the route {self.backbone.route.name!r}; pass the whole text and no cache"
             )
 
-    def export(self, config: Any, into: Any = None) -> Any:
-        """The model's own cache of the first text, as `generate` returns it; `into`, the user's, gets its layers."""
+    def export(self, config: Any, into: Any = None, padding: int = 0) -> Any:
+        """The model's own cache of the first text, as `generate` returns it; `into`, the user's, gets its layers.
+
+        Of a padded prompt there is none: plain decoding would have the padding in it.
+
+        Raises:
+            UnsupportedError: If the user's is to be brought up to date behind padding.
+        """
+        if padding and into is not None:
+            raise UnsupportedError("a cache with a padded prompt cannot be speculated; pass the prompt unpadded")
+        if padding:
+            return None
         cache = self.states[0].rows([0]).kwargs.get(self.backbone.cache_argument)
         if into is None or cache is None:
             return cache

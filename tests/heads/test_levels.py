@@ -53,7 +53,7 @@ def test_levels_give_the_modules_logits_along_every_path(kind, options, lm_head,
     h, paths = torch.randn(H, dtype=torch.float64), torch.randint(0, V, (4, K))
     paths[:, 0] = 5  # all below one root
     expected = heads(h.expand(4, -1), paths)
-    state = levels.start(h, paths[:1, 0])
+    state = levels.start(h[None], paths[:1, 0])
     torch.testing.assert_close(levels.logits(0, state)[0], expected[0, 0])
     state = state.expand(4, -1)
     for depth in range(1, K):
@@ -67,7 +67,7 @@ def test_levels_are_a_frozen_copy(kind, options):
     levels = LEVELS[kind](heads, dtype=torch.float64, device=torch.device("cpu"))
 
     def guesses():
-        state = levels.start(h, torch.tensor([5]))
+        state = levels.start(h[None], torch.tensor([5]))
         return [levels.logits(0, state), levels.logits(1, levels.descend(1, state, torch.tensor([7])))]
 
     h = torch.randn(H, dtype=torch.float64)
@@ -83,7 +83,7 @@ def test_levels_are_a_frozen_copy(kind, options):
 def test_levels_compute_in_the_dtype_asked_for(kind, options):
     heads = make(kind, layers=2, options=options)
     levels = LEVELS[kind](heads, dtype=torch.bfloat16, device=torch.device("cpu"))
-    state = levels.descend(1, levels.start(torch.randn(H).bfloat16(), torch.tensor([5])), torch.tensor([7]))
+    state = levels.descend(1, levels.start(torch.randn(1, H).bfloat16(), torch.tensor([5])), torch.tensor([7]))
     assert state.dtype == levels.logits(1, state).dtype == torch.bfloat16
 
 

@@ -375,8 +375,9 @@ class Passes:
 
     def tree(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Logits [N, V] of one pass over all nodes; [B, N, V] of several prompts."""
-        logits = self._verify(copy.deepcopy(self.cache), parents, tokens)
-        return logits[0] if len(logits) == 1 else logits
+        logits = self._verify(copy.deepcopy(self.cache), parents, tokens)[0]
+        rows = len(self.cache.lengths)
+        return logits if rows == 1 else logits.unflatten(0, (rows, len(parents)))
 
     def path(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits [V] behind a path, by one-token passes."""
@@ -393,7 +394,7 @@ class Passes:
     def _verify(self, cache: SlabCache, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         cache.make_room(len(parents))
         tree_pass = TreePass(shape=shape_of(tuple(parents)), cache=cache, device=torch.device("cpu"))
-        return self.backbone.verify(torch.tensor([list(tokens)] * len(cache.lengths)), tree_pass).logits
+        return self.backbone.verify(torch.tensor([list(tokens) * len(cache.lengths)]), tree_pass).logits
 
 
 def ancestors(parents: Sequence[int], node: int) -> list[int]:

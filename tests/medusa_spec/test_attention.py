@@ -34,7 +34,7 @@ class Prefixes:
         return self.bases[row] if self.windows[layer] is not None else 0
 
 
-def tree_pass(shape: TreeShape, cache: Prefixes) -> TreePass:
+def tree_pass(shape: TreeShape | tuple[TreeShape | None, ...], cache: Prefixes) -> TreePass:
     return TreePass(shape=shape, cache=cache, device=torch.device("cpu"))
 
 
@@ -106,16 +106,17 @@ def by_hand(
 ) -> torch.Tensor:
     """Dense attention with repeated KV heads; keys behind the tree of a row are cut off."""
     rows = []
+    queries = query.chunk(len(masks), dim=2)
     for row, mask in enumerate(masks):
         keys, values = (states[row].repeat_interleave(HQ // HKV, 0)[:, : mask.shape[1]] for states in (key, value))
-        scores = query[row] @ keys.mT * scale
+        scores = queries[row][0] @ keys.mT * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~mask, -math.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, scores.shape[1], 1)], -1)
         rows.append((torch.softmax(scores, -1)[..., : keys.shape[1]] @ values).transpose(0, 1))
-    return torch.stack(rows)
+    return torch.cat(rows)[None]
 
 
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
@@ -135,10 +136,8 @@ def test_tree_attention_is_dense_masked_attention(
     bases = tuple(0 if window is None else max(0, length - window - 2) for length in lengths)
     cache = Prefixes(lengths, (window,), bases)
     slots = max(length - base for length, base in zip(lengths, bases, strict=True)) + BUSH.size
-    query, key, value = (
-        torch.randn(len(lengths), heads, tokens, dim, dtype=torch.float64)
-        for heads, tokens, dim in ((HQ, BUSH.size, D), (HKV, slots, D), (HKV, slots, DV))
-    )
+    query = torch.randn(1, HQ, len(lengths) * BUSH.size, D, dtype=torch.float64)
+    key, value = (torch.randn(len(lengths), HKV, slots, dim, dtype=torch.float64) for dim in (D, DV))
     s_aux = torch.randn(HQ, dtype=torch.float64) if sinks else None
     out, weights = tree_attention(
         SimpleNamespace(layer_idx=0),
@@ -153,7 +152,7 @@ def test_tree_attention_is_dense_masked_attention(
     )
     masks = [seen_by_position(BUSH, *row, window) for row in zip(lengths, bases, strict=True)]
     expected = by_hand(query, key, value, masks, 0.4, softcap, s_aux)
-    assert weights is None and out.shape == (len(lengths), BUSH.size, HQ, DV)
+    assert weights is None and out.shape == (1, len(lengths) * BUSH.size, HQ, DV)
     assert torch.allclose(out, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -183,20 +182,23 @@ def test_bfloat16_is_rounded_once(split_from: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_row_does_not_depend_on_the_batch() -> None:
-    lengths = [17, 5]
-    batch = [torch.cat(pair) for pair in zip(random_states(9, 26), random_states(9, 26), strict=True)]
-    module = SimpleNamespace(layer_idx=0)
-    both, _ = tree_attention(module, *batch, tree_pass=tree_pass(BUSH, Prefixes(lengths)))
-    for row, length in enumerate(lengths):
-        alone = [states[row, None] for states in batch]
-        assert torch.equal(
-            both[row, None], tree_attention(module, *alone, tree_pass=tree_pass(BUSH, Prefixes([length])))[0]
-        )
+    """Rows with trees of their own, one of them without any, stand side by side in one pass."""
+    trees, lengths = (BUSH, None, chain(2), BUSH), [17, 9, 30, 5]
+    nodes = [0 if tree is None else tree.size for tree in trees]
+    query = torch.cat([random_states(count, 1)[0] for count in nodes], dim=2)
+    key, value = (torch.cat(states) for states in zip(*(random_states(1, 40)[1:] for _ in trees), strict=True))
+    module, run = SimpleNamespace(layer_idx=0), tree_pass(trees, Prefixes(lengths))
+    together, _ = tree_attention(module, query, key, value, tree_pass=run)
+    assert [part.stop - part.start for part in run.parts.values()] == [count for count in nodes if count]
+    for row, part in run.parts.items():
+        states = query[:, :, part], key[row, None], value[row, None]
+        alone, _ = tree_attention(module, *states, tree_pass=tree_pass(trees[row], Prefixes([lengths[row]])))
+        assert torch.equal(together[:, part], alone)
 
 
 def test_positions_are_prefix_length_and_depth() -> None:
-    run = tree_pass(BUSH, Prefixes([17, 5]))
-    assert run.positions.tolist() == [[length + depth for depth in BUSH.depths] for length in (17, 5)]
+    run = tree_pass((BUSH, None, chain(1)), Prefixes([17, 3, 5]))
+    assert run.positions.tolist() == [[17 + depth for depth in BUSH.depths] + [5, 6]]
 
 
 def test_the_mask_handed_to_the_model_has_four_dimensions_and_hides_nothing() -> None:

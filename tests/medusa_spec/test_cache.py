@@ -45,16 +45,18 @@ class Written:
         self.cache.seal(reserve)
         self.kept = [[states[layer, row] for layer in range(self.layers)] for row in range(batch)]
 
-    def step(self, nodes: int, paths: list[list[int]]) -> None:
-        """One tree pass of `nodes` nodes, of which each row keeps a path."""
+    def step(self, nodes: int | list[int], paths: list[list[int]]) -> None:
+        """One tree pass of as many nodes in each row, which keeps a path of them; no path from no nodes."""
         self.cache.make_room(nodes)
-        states = torch.randn(self.layers, self.batch, HEADS, nodes, DIM)
+        counts = [nodes] * self.batch if isinstance(nodes, int) else nodes
+        states = torch.randn(self.layers, 1, HEADS, sum(counts), DIM)
         for layer, keys in zip(self.cache.layers, states, strict=True):
             layer.update(keys, -keys)
         for row, path in enumerate(paths):
             self.cache.keep(row, path)
+            places = [sum(counts[:row]) + node for node in path]
             for layer in range(self.layers):
-                self.kept[row][layer] = torch.cat([self.kept[row][layer], states[layer, row][:, path]], dim=1)
+                self.kept[row][layer] = torch.cat([self.kept[row][layer], states[layer, 0][:, places]], dim=1)
 
     def check(self) -> None:
         """Every layer holds what was kept, from its base on, and its base is no later than its window's beginning."""
@@ -70,7 +72,7 @@ class Written:
 
 
 def random_path(rng: random.Random, nodes: int) -> list[int]:
-    return [0, *sorted(rng.sample(range(1, nodes), rng.randrange(nodes)))]
+    return [0, *sorted(rng.sample(range(1, nodes), rng.randrange(nodes)))] if nodes else []
 
 
 @pytest.mark.parametrize("window", [4, 5, 8])
@@ -86,8 +88,8 @@ def test_layers_hold_what_was_kept_however_often_they_slide_and_grow(
     rng = random.Random(window)
     written = Written(["full_attention", "sliding_attention", "full_attention"], window=window, batch=batch)
     for _ in range(100):
-        nodes = rng.randrange(1, 8)
-        written.step(nodes, [random_path(rng, nodes) for _ in range(batch)])
+        nodes = [rng.randrange(1, 8) if batch == 1 or rng.random() < 0.8 else 0 for _ in range(batch)]
+        written.step(nodes, [random_path(rng, count) for count in nodes])
         written.check()
     assert len(slid) > 8 and len(grown) >= 3
     full, sliding = written.cache.layers[0].slab, written.cache.layers[1].slab
@@ -123,7 +125,7 @@ def test_a_kept_chain_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_come_and_go_and_leave_the_others_alone() -> None:
-    """A row is emptied and filled by itself, in the same memory; others may be dropped."""
+    """A row is emptied and filled by itself, in the same memory."""
     written = Written(["full_attention", "sliding_attention"], batch=3, reserve=40)
     for _ in range(4):
         written.step(3, [[0, 2], [0], [0, 1]])
@@ -138,12 +140,27 @@ def test_rows_come_and_go_and_leave_the_others_alone() -> None:
             written.kept[1][index] = keys[0]
         own.keep(0, range(4))
     written.check()
-    cache.select([2, 1])
-    written.batch, written.kept = 2, [written.kept[2], written.kept[1]]
-    written.check()
     for _ in range(3):
-        written.step(3, [[0, 2], [0, 1, 2]])
+        written.step([3, 0, 2], [[0, 2], [], [0, 1]])
     written.check()
+
+
+def test_caches_of_one_row_are_joined_to_one_of_several() -> None:
+    """Of any lengths, some of them past their window; the same one may fill several rows."""
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    parts = [Written(kinds, prompt=prompt) for prompt in (5, 40, 1)]
+    for written in parts:
+        for _ in range(3):
+            written.step(4, [[0, 2, 3]])
+    order = [1, 0, 2, 1]
+    joined = Written(kinds, batch=4)
+    joined.cache = SlabCache.joined([parts[place].cache for place in order], config(kinds), reserve=20)
+    joined.kept = [list(parts[place].kept[0]) for place in order]
+    joined.check()
+    for _ in range(12):
+        joined.step([3, 0, 5, 1], [[0, 2], [], [0, 1, 4], [0]])
+        joined.check()
+    parts[1].check()
 
 
 def test_a_row_by_itself_may_not_outgrow_the_others() -> None:

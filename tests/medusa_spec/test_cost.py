@@ -78,7 +78,7 @@ def test_passes_of_several_rows_have_a_tree_in_each(name: str, monkeypatch: pyte
 
     monkeypatch.setattr(Backbone, "verify", noting)
     times = measure_pass_times(backbone, sizes=(1, 5), prefix=20, repeats=1, batch=3)
-    assert list(times) == [1, 5] and shapes == [((3, 1), [20] * 3), ((3, 5), [20] * 3)] * 2
+    assert list(times) == [1, 5] and shapes == [((1, 3), [20] * 3), ((1, 15), [20] * 3)] * 2
 
 
 def test_the_first_round_and_outliers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,6 @@ REFUSED = {
     "num_beams": {"num_beams": 3},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 4},
     "guidance_scale": {"guidance_scale": 1.5},
-    "output_attentions": {"output_attentions": True, "return_dict_in_generate": True},
-    "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
-    "batch": {"num_return_sequences": 2, "do_sample": True},
 }
 
 
@@ -305,6 +302,22 @@ def test_a_finished_rank_goes_on_until_the_others_are(wrapped, ids, monkeypatch)
     out = wrapped.generate(ids, do_sample=False, max_new_tokens=6, synced_gpus=True)
     assert out.shape[1] == 15
     assert len(passes) == wrapped.last_stats.passes + 2
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_whether_ranks_wait_for_each_other_is_found_out_as_hugging_face_does(wrapped, ids, monkeypatch, sharded):
+    """With a callable it finds it out and does not say so."""
+    monkeypatch.setattr("medusa_spec.generation.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("medusa_spec.generation.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("medusa_spec.generation.is_fsdp_managed_module", lambda model: sharded)
+    asked = []
+    monkeypatch.setattr(
+        type(wrapped.target), "_has_unfinished_sequences", lambda self, *a, **k: asked.append(k["synced_gpus"]) or False
+    )
+    wrapped.generate(ids, do_sample=False, max_new_tokens=3)
+    assert asked == [True] * sharded
+    wrapped.generate(ids, do_sample=False, max_new_tokens=3, synced_gpus=False)
+    assert len(asked) == sharded
 
 
 MODES = {

@@ -108,7 +108,7 @@ def test_what_was_learnt_is_kept_by_drafter_and_temperature(timed):
     model, ngram = wrapped(), NgramDrafter()
     memory = model.speculation
     for drafter, temperature in ((model.drafter, 0.0), (ngram, 0.0), (ngram, 0.7), (ngram, 0.72), (ngram, 1.5)):
-        memory.controller(model.backbone, drafter, limit=None, temperature=temperature)
+        memory.controllers(model.backbone, drafter, limit=None, temperature=temperature)(1)
     assert [len(known) for known in memory._known.values()] == [1, 3]
     assert memory.known(ngram, 0.7) is memory.known(ngram, 0.72) is not memory.known(model.drafter, 0.7)
 

@@ -23,6 +23,7 @@ def test_passes_are_joined_along_positions_or_rows() -> None:
     assert joined(parts).h.shape == (2, 6, 1) and joined(parts, dim=0).h.shape == (4, 3, 1)
     assert joined(parts).logits[1, :, 0].tolist() == [3, 4, 5, 9, 10, 11]
     assert joined(parts[:1]) is parts[0]
+    assert joined(parts).part(slice(2, 4)).h[0, :, 0].tolist() == [20, 60]
 
 
 def test_states_that_were_not_asked_for_stay_away() -> None:

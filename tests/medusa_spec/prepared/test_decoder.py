@@ -253,3 +253,31 @@ def test_other_decoders_are_left_alone(make_model, name):
     backbone = prepared_backbone(make_model(name, dtype=torch.bfloat16))
     assert not isinstance(backbone.model.get_decoder(), FastDecoder)
     assert not backbone.reads_chains
+
+
+def test_who_asked_for_hidden_states_once_does_not_slow_the_passes_after(deep, prompt, monkeypatch):
+    """Transformers leaves its hooks on the layers then; they do nothing in a pass that is not asked."""
+    ids, tokens, counts = prompt(9), prompt(SHAPE.size), []
+    expected, _ = tree_output(deep, ids, tokens)
+    asked = deep.model(ids, output_hidden_states=True, output_attentions=True)
+    assert len(asked.hidden_states) == 5
+    assert any(layer._forward_hooks for layer in deep.model.get_decoder().layers)
+    monkeypatch.setattr(
+        "medusa_spec.prepared.decoder.run_layers",
+        lambda records, *a: counts.append(len(records)) or run_layers(records, *a),
+    )
+    again, _ = tree_output(deep, ids, tokens)
+    assert counts == [4]
+    assert torch.equal(again.logits, expected.logits)
+
+
+def test_hidden_states_of_a_tree_change_no_bit_of_it(deep, prompt):
+    cache = prompted(deep, prompt(9))
+    cache.make_room(SHAPE.size)
+    tree_pass = TreePass(shape=SHAPE, cache=cache, device=deep.device)
+    with torch.inference_mode():
+        out = deep.verify(prompt(SHAPE.size), tree_pass, collect=("hidden_states",))
+    plain, _ = tree_output(deep, prompt(9), prompt(SHAPE.size), (0, 1, 2, 3))
+    assert torch.equal(out.logits, plain.logits)
+    assert torch.equal(torch.stack(out.hidden_states[:4], 2), plain.layers)
+    assert torch.equal(out.hidden_states[4], plain.h)

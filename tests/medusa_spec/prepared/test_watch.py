@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from transformers.utils import output_capturing
+from transformers.utils.output_capturing import install_output_capuring_hook
 
 from medusa_spec.prepared.watch import Watch
 
@@ -62,3 +64,22 @@ def test_weights_written_in_place_and_hooks_of_the_root_are_left_to_others(root,
     root.load_state_dict(root.state_dict())
     root.register_forward_hook(lambda *_: None)
     assert watch.holds()
+
+
+def test_hooks_that_transformers_leaves_behind_are_none_unless_somebody_collects(root, watch):
+    install_output_capuring_hook(root[0][0], "hidden_states", 0)
+    assert watch.holds()
+    token = output_capturing._active_collector.set({"hidden_states": []})
+    try:
+        assert not watch.holds()
+    finally:
+        output_capturing._active_collector.reset(token)
+    assert watch.holds()
+    root[0][0].register_forward_hook(lambda *_: None)
+    assert not watch.holds(), "another one's hook beside it"
+
+
+def test_where_it_cannot_be_told_who_collects_a_hook_is_a_hook(root, watch, monkeypatch):
+    install_output_capuring_hook(root[0][0], "hidden_states", 0)
+    monkeypatch.delattr(output_capturing, "_active_collector")
+    assert not watch.holds()

@@ -39,6 +39,25 @@ def test_a_row_is_emptied_and_read_as_a_cache_of_its_own(backbone) -> None:
         assert torch.equal(read(backbone, own, [5, 6, 7]), first)
 
 
+def test_texts_that_were_read_apart_are_joined(backbone) -> None:
+    caches = [backbone.new_cache(), backbone.new_cache()]
+    for cache, ids in zip(caches, ([5, 6], [7, 8, 9]), strict=True):
+        backbone.read(torch.tensor([ids]), cache, last_only=True)
+    whole = type(caches[0]).joined([caches[0], caches[1], caches[0]], backbone.config, reserve=8)
+    assert whole.lengths == [2, 3, 2]
+    with whole.only(2) as own:
+        read(backbone, own, [4])
+    assert whole.lengths == [2, 3, 3] and caches[0].lengths == [2], "each text has a copy"
+
+
+def test_a_cache_behind_padding_is_not_given(backbone) -> None:
+    cache = backbone.new_cache()
+    backbone.read(torch.tensor([[5, 6]]), cache, last_only=True)
+    assert cache.export(backbone.config, padding=2) is None
+    with pytest.raises(UnsupportedError, match="unpadded"):
+        cache.export(backbone.config, into=DynamicCache(), padding=2)
+
+
 def test_a_full_cache_of_the_user_is_refused_and_an_empty_one_filled(backbone) -> None:
     full = DynamicCache()
     full.update(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), 0)

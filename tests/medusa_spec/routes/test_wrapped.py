@@ -60,6 +60,24 @@ def test_texts_side_by_side_are_those_of_one_by_one(wrapped) -> None:
         assert text.tokens == alone[0, 3:].tolist()
 
 
+def test_rows_of_a_batch_are_those_of_one_by_one(wrapped) -> None:
+    prompts = torch.stack([PROMPT[0], PROMPT[0].flip(0), PROMPT[0] + 40])
+    for arguments in ({"do_sample": False}, {"do_sample": False, "eos_token_id": list(range(60, 75))}):
+        answers = wrapped.generate(prompts, max_new_tokens=12, **arguments)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            alone = wrapped.target.generate(prompt[None], max_new_tokens=12, **arguments)[0]
+            assert torch.equal(answer[: len(alone)], alone) and not answer[len(alone) :].any()
+
+
+def test_hidden_states_are_left_to_the_models_own_loop(wrapped) -> None:
+    asked = {"do_sample": False, "return_dict_in_generate": True, "output_hidden_states": True, "max_new_tokens": 5}
+    ours, theirs = wrapped.generate(PROMPT, **asked), wrapped.target.generate(PROMPT, **asked)
+    assert torch.equal(ours.sequences, theirs.sequences) and torch.equal(
+        ours.hidden_states[2][1], theirs.hidden_states[2][1]
+    )
+    assert wrapped.route in wrapped.last_stats.rule
+
+
 def test_passes_can_be_timed(wrapped) -> None:
     times = measure(wrapped.backbone, sizes=(1, 4), prefixes=(8,))
     assert isinstance(times, PassTimes) and times.seconds(4, 8) > 0

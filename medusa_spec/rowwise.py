@@ -1,0 +1,58 @@
+"""Processors and stopping criteria for one row of a batch. Knows which of Hugging Face's look at rows, not the loop.
+
+Plain decoding shows a processor all rows at once. Here rows are at different positions, so each is shown alone. What
+Hugging Face ships does the same with a row alone as in a batch, with few exceptions that are taken care of; a user's
+own class may look at its neighbours or count rows, so it must say that it does not, by an attribute `rowwise = True`.
+"""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process, stopping_criteria
+from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor, SynthIDTextWatermarkLogitsProcessor
+
+STATEFUL = (SynthIDTextWatermarkLogitsProcessor,)
+"""Hugging Face's own that remember what they have seen: every row gets a copy."""
+
+
+def reason_against_rows(processors: Iterable[Any], criteria: Iterable[Any]) -> str | None:
+    """Why a batch cannot be decoded row by row, in words; None if it can."""
+    for kind, module, given in (
+        ("logits processor", logits_process, processors),
+        ("stopping criterion", stopping_criteria, criteria),
+    ):
+        for one in given:
+            if type(one).__module__ != module.__name__ and not getattr(one, "rowwise", False):
+                return (
+                    f"the {kind} {type(one).__name__} may look at other rows of the batch; if it does not, say so by "
+                    "its attribute rowwise = True"
+                )
+    return None
+
+
+def processors_of(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """The processors of one row of a batch."""
+    return LogitsProcessorList([_processor(processor, row) for processor in processors])
+
+
+def _processor(processor: Any, row: int) -> Any:
+    if type(processor) is PrefixConstrainedLogitsProcessor:
+        allowed = processor._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if isinstance(ignored, torch.Tensor) and ignored.shape[0] > 1:  # one for each row, of its padding
+        processor = copy.copy(processor)
+        processor.prompt_ignore_length = ignored[row : row + 1]
+        return processor
+    own = type(processor).__module__ == logits_process.__name__ and not isinstance(processor, STATEFUL)
+    return processor if own else copy.deepcopy(processor)
+
+
+def criteria_of(criteria: StoppingCriteriaList) -> StoppingCriteriaList:
+    """The stopping criteria of one row of a batch: a user's may count what they see."""
+    return StoppingCriteriaList(
+        [one if type(one).__module__ == stopping_criteria.__name__ else copy.deepcopy(one) for one in criteria]
+    )
