@@ -92,16 +92,24 @@ class RowsCache:
     # --- exchange with Hugging Face's caches --------------------------------------------------------------------------
 
     def load(self, cache: Any) -> None:
-        """Refuses the states of a user's cache, unless there are none.
+        """Takes over a copy of a user's cache, before anything was read.
 
         Raises:
-            UnsupportedError: If it holds any.
+            UnsupportedError: If it is of another class than the model's own, or does not say how much it has read.
         """
-        if cache.get_seq_length() > 0:
-            raise UnsupportedError(
-                f"a user's cache cannot be taken over by a {type(self.backbone.model).__name__}, whose trees are "
-                f"checked on the route {self.backbone.route.name!r}; pass the whole text and no cache"
-            )
+        own = self.states[0].kwargs.get(self.backbone.cache_argument)
+        if own is None or type(cache) is not type(own):
+            kind = "no cache: this model keeps its state elsewhere" if own is None else f"a {type(own).__name__}"
+            raise UnsupportedError(f"cache must be {kind}, got {type(cache).__name__}; pass the whole text without one")
+        layers = getattr(cache, "is_linear", ())
+        if layers and all(layers):
+            if cache.has_previous_state():
+                raise UnsupportedError(
+                    f"the cache of a {type(self.backbone.model).__name__} does not say how many tokens it has read, so "
+                    "decoding cannot go on behind it; pass the whole text and no cache"
+                )
+        elif cache.get_seq_length() > 0:
+            self.states[0].adopt(cache, cache.get_seq_length())
 
     def export(self, config: Any, into: Any = None, padding: int = 0) -> Any:
         """The model's own cache of the first text, as `generate` returns it; `into`, the user's, gets its layers.

@@ -59,6 +59,11 @@ class TextState:
         self.ids = text
         return out
 
+    def adopt(self, cache: Any, length: int) -> None:
+        """Goes on from a copy of a cache that has read `length` tokens of one text; which they were does not count."""
+        self.ids = self.ids.new_zeros(1, length)
+        self.kwargs[self.backbone.cache_argument] = _Rows(self.ids.new_zeros(1), of=1).copy(cache)
+
     @property
     def bytes_held(self) -> int:
         """Bytes of all states, ids apart."""

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig, StaticCache
 
+from medusa_spec import MedusaModel
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone
 from medusa_spec.cost import filled_cache
@@ -58,12 +59,35 @@ def test_a_cache_behind_padding_is_not_given(backbone) -> None:
         cache.export(backbone.config, into=DynamicCache(), padding=2)
 
 
-def test_a_full_cache_of_the_user_is_refused_and_an_empty_one_filled(backbone) -> None:
-    full = DynamicCache()
-    full.update(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), 0)
-    with pytest.raises(UnsupportedError, match=r"route 'levels as batch rows'.*no cache"):
+@pytest.mark.parametrize("name", ["bloom", "qwen3_next"])
+def test_a_conversation_goes_on_in_the_users_cache(make_other, name) -> None:
+    model = MedusaModel(make_other(name), drafter="ngram")
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    texts = [torch.arange(20, 33)[None]] * 2
+    for turn in range(3):
+        asked = {"max_new_tokens": 7, "do_sample": False}
+        texts = [
+            generate(text, cache=cache, **asked)
+            for generate, text, cache in zip((model.generate, model.target.generate), texts, caches, strict=True)
+        ]
+        assert torch.equal(*texts)
+        assert caches[0].get_seq_length() == caches[1].get_seq_length() == texts[0].shape[1] - 1
+        texts = [torch.cat([text, torch.tensor([[40 + turn, 50]])], dim=1) for text in texts]
+
+
+def test_caches_of_another_form_are_refused(backbone, make_other) -> None:
+    with pytest.raises(UnsupportedError, match="cache must be a DynamicCache, got StaticCache"):
+        backbone.new_cache().load(StaticCache(config=LlamaConfig(num_hidden_layers=1), max_cache_len=8))
+    with pytest.raises(UnsupportedError, match="keeps its state elsewhere"):
+        LevelsRoute(Backbone(make_other("rwkv"))).new_cache().load(DynamicCache())
+
+
+def test_a_full_cache_that_does_not_say_how_full_is_refused_and_an_empty_one_filled(backbone) -> None:
+    full = DynamicCache(config=backbone.config)
+    backbone.model(torch.tensor([[5, 6, 7]]), cache=full)
+    with pytest.raises(UnsupportedError, match="does not say how many tokens"):
         backbone.new_cache().load(full)
-    cache, empty = backbone.new_cache(), DynamicCache()
+    cache, empty = backbone.new_cache(), DynamicCache(config=backbone.config)
     cache.load(empty)
     backbone.read(torch.tensor([[5, 6, 7]]), cache, last_only=True)
     assert cache.export(backbone.config, into=empty) is empty
