@@ -163,10 +163,12 @@ def read(backbone: Backbone, request: Request) -> tuple[TargetOutput, Accepted]:
     """Reads the text that the cache lacks and chooses the token after it."""
     longest = request.sequence.max_length
     reserve = 0 if longest is None else longest - request.sequence.length
-    wanted: dict[str, Any] = {"chunk": request.prefill_chunk, "reads": request.reads, "collect": request.collect}
+    chunk, extras = request.prefill_chunk, request.extras
+    wanted: dict[str, Any] = {"reads": request.reads, "collect": request.collect}
+    wanted["chunk"] = chunk if extras is None else extras.pieces(chunk)
     out = prefill(backbone, request.cache, request.prefill_ids, reserve=reserve, **wanted)
-    if request.extras is not None:
-        request.extras.add_prompt(out)
+    if extras is not None:
+        extras.add_prompt(out, request.cache, request.prefill_ids.shape[1], chunk)
     show(request, request.prefill_ids[0].tolist(), out, slice(None))
     out = out.last()
     accepted = accept(TokenTree.root_only(-1), out, request)

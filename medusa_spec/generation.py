@@ -230,11 +230,11 @@ def _extras(config: GenerationConfig, *, padding: int) -> Extras | None:
     asked = tuple(name for name in ("hidden_states", "attentions") if getattr(config, f"output_{name}"))
     if not asked:
         return None
-    wanted: Any = config.output_hidden_states  # a flag, or numbers of layers
-    selected = (
-        None if isinstance(wanted, bool) or wanted is None else [wanted] if isinstance(wanted, int) else list(wanted)
-    )
-    return Extras(asked=asked, padding=padding, selected=selected, last_piece=config.prefill_chunk_size)
+    wanted: Any = config.output_hidden_states  # a flag, the number of a layer, or several
+    if isinstance(wanted, int) and not isinstance(wanted, bool):
+        wanted = [wanted]
+    selected = list(wanted) if isinstance(wanted, (list, tuple)) else None
+    return Extras(asked=asked, padding=padding, selected=selected)
 
 
 def _collected(tensors: list[torch.Tensor], asked: bool) -> Any:
