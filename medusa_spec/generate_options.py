@@ -122,10 +122,11 @@ CONFIG_OPTIONS: dict[str, Option] = {
         words=f"classifier-free guidance runs a second prompt beside each token; {INSTEAD}",
         refused=lambda settings: settings.guidance_scale not in (None, 1),
     ),
-    **_same("num_return_sequences", words="rows of a batch"),
+    **_same("num_return_sequences", words="rows of a batch, which is refused if it is more than one so far"),
     **_same("output_scores", "output_logits", words="one tensor per token, processed or raw"),
     **_same(
-        "output_hidden_states", words="of the prompt, then of each token, all layers or those named; zeros at padding"
+        "output_hidden_states",
+        words="of the prompt, then of each token, all layers or those named; zeros at padding; of one row",
     ),
     **_same("output_attentions", words='with `attn_implementation="eager"`; other attentions give none, as there'),
     **_same("return_dict_in_generate", words="`MedusaGenerateOutput`: Hugging Face's output with `stats`"),

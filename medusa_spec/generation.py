@@ -254,6 +254,12 @@ def _refuse(
         found = f"guidance_scale: classifier-free guidance runs a second prompt beside each token; {INSTEAD}"
     elif lost := sorted(k for k, value in model_kwargs.items() if value is not None and k not in HANDLED_MODEL_KWARGS):
         found = f"{', '.join(lost)}: the drafted passes would go without; {INSTEAD}"
+    elif (
+        len(input_ids) > 1
+        and config.return_dict_in_generate
+        and (config.output_attentions or config.output_hidden_states)
+    ):
+        found = f"output_attentions and output_hidden_states of several rows: decode the rows one by one, or {INSTEAD}"
     elif input_ids.shape[0] != 1:
         found = (
             f"a batch of {input_ids.shape[0]} rows: trees are decoded one row at a time so far. Decode the rows one "

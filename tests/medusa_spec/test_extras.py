@@ -172,6 +172,13 @@ def test_without_a_dict_nothing_is_collected(llama, scripted, prompt):
     assert isinstance(out, torch.Tensor) and out.shape == (1, 9)
 
 
+@pytest.mark.parametrize("asked", [STATES, WEIGHTS], ids=["output_hidden_states", "output_attentions"])
+def test_of_several_rows_they_are_refused_by_name(llama, scripted, prompt, asked):
+    model = MedusaModel(llama, drafter=scripted([], right=0.0), probe=False)
+    with pytest.raises(UnsupportedError, match="output_attentions and output_hidden_states of several rows"):
+        model.generate(prompt(5).repeat(2, 1), **asked)
+
+
 def test_whole_texts_without_a_cache_are_refused(llama, scripted, prompt):
     model = MedusaModel(llama, drafter=scripted([], right=0.0), probe=False)
     with pytest.raises(UnsupportedError, match="use_cache=False"):
