@@ -22,7 +22,7 @@ from medusa_spec.decoding import Request, decode
 from medusa_spec.drafters import Drafter
 from medusa_spec.errors import ConfigError, UnsupportedError
 from medusa_spec.extras import Extras
-from medusa_spec.generate_options import INSTEAD, Settings, refuse_options
+from medusa_spec.generate_options import INSTEAD, Settings, refuse_options, with_own_cache
 from medusa_spec.speculation import Speculation, checked
 from medusa_spec.static_decoding import StaticSteps
 from medusa_spec.stats import DecodingStats
@@ -88,7 +88,7 @@ def generate(
     if mode is not None:
         checked(mode)
     backbone.check_unchanged()
-    kwargs = _with_stop_strings(backbone.model, kwargs)
+    kwargs = with_own_cache(_with_stop_strings(backbone.model, kwargs), backbone.model)
     with ended(kwargs.pop("streamer", None)) as stream:
         loop = functools.partial(
             _decode_in_generate,
