@@ -172,7 +172,10 @@ CONFIG_OPTIONS: dict[str, Option] = {
 NO_ASSISTANT = "this library needs no assistant; leave it out"
 
 ARGUMENTS: dict[str, Option] = {
-    **_same("inputs", "input_ids", "attention_mask", words="left padding is left out of the passes, not masked"),
+    **_same("inputs", "input_ids", words="without any, the text begins with bos_token_id"),
+    **_same(
+        "attention_mask", words="padding is left out of the passes, not masked; inferred from pad_token_id as there"
+    ),
     **_same("generation_config", words="left as it was"),
     **_same("logits_processor", words="one call per emitted token with the path's own ids; state needs no branching"),
     **_same("stopping_criteria", words="asked at every token, inside an accepted path too"),
