@@ -110,17 +110,21 @@ class TreePass:
         return parts
 
     def shape_of(self, row: int) -> TreeShape | None:
-        """The tree of a row."""
+        """The tree of a row, if it takes part."""
         return self.shape[row] if isinstance(self.shape, tuple) else self.shape
+
+    def tree_of(self, row: int) -> TreeShape:
+        """The tree of a row that takes part."""
+        shape = self.shape_of(row)
+        assert shape is not None, f"row {row} takes no part in this pass"
+        return shape
 
     @property
     def positions(self) -> torch.Tensor:
         """Position of every node, int64 [1, M]."""
         lengths, positions = self.cache.lengths, list[int]()
         for row in self.parts:
-            shape = self.shape_of(row)
-            assert shape is not None
-            positions += [lengths[row] + depth for depth in shape.depths]
+            positions += [lengths[row] + depth for depth in self.tree_of(row).depths]
         return torch.tensor([positions], device=self.device)
 
     @property
@@ -145,11 +149,8 @@ class TreePass:
         window, chunk, base = self.cache.window(layer), self.cache.chunk(layer), self.cache.base(layer, row)
         key = (row, window, chunk, base)
         if key not in self._visible:
-            shape = self.shape_of(row)
-            assert shape is not None, f"row {row} takes no part in this pass"
-            self._visible[key] = visibility(
-                shape, length=self.cache.lengths[row], base=base, window=window, chunk=chunk
-            )
+            length = self.cache.lengths[row]
+            self._visible[key] = visibility(self.tree_of(row), length=length, base=base, window=window, chunk=chunk)
         return self._visible[key]
 
     def bias(self, seen: Visibility, *, whole: bool, groups: int, like: torch.Tensor) -> torch.Tensor:

@@ -99,10 +99,12 @@ def read(backbone: Backbone, request: Request) -> None:
 
 def _prefilled(backbone: Backbone, request: Request, row: Row, cache: SlabCache) -> TargetOutput:
     reserve = _rest(row) if len(request.rows) == 1 else 0
-    wanted: dict[str, Any] = {"chunk": request.prefill_chunk, "reads": request.reads, "collect": request.collect}
+    chunk, extras = request.prefill_chunk, request.extras
+    wanted: dict[str, Any] = {"reads": request.reads, "collect": request.collect}
+    wanted["chunk"] = chunk if extras is None else extras.pieces(chunk)
     out = prefill(backbone, cache, row.unread, reserve=reserve, **wanted)
-    if request.extras is not None:
-        request.extras.add_prompt(out)
+    if extras is not None:
+        extras.add_prompt(out, cache, row.unread.shape[1], chunk)
     return out
 
 

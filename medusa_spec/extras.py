@@ -30,8 +30,6 @@ class Extras:
         asked: `"hidden_states"`, `"attentions"`, both or one.
         padding: Tokens of padding before the prompt; they stand as zeros.
         selected: Numbers of the hidden states wanted, from the end if negative; None for all. The others are None.
-        last_piece: Most tokens of the prompt of which states are given, counted in pieces from its beginning; None for
-            all. Hugging Face gives those of the last piece of a prompt that is read in pieces.
         hidden_states: Per token, per layer [1, T, H]: of the prompt for the first token, of one token then.
         attentions: Per token, per layer [1, Hq, T, keys].
     """
@@ -39,7 +37,6 @@ class Extras:
     asked: tuple[str, ...]
     padding: int = 0
     selected: Sequence[int] | None = None
-    last_piece: int | None = None
     hidden_states: list[Selection] = field(default_factory=list)
     attentions: list[States] = field(default_factory=list)
 
@@ -48,19 +45,34 @@ class Extras:
         weighs = "attentions" in self.asked and bool(self.attentions and self.attentions[0])
         return WeighingPass if weighs else TreePass
 
-    def add_prompt(self, out: TargetOutput) -> None:
-        """Takes what the pass over the prompt, or over the whole text, gave."""
-        if "hidden_states" in self.asked:
-            self.hidden_states.append(self._wanted(out.hidden_states or (), self._of_prompt))
-        if "attentions" in self.asked:
-            rows = 0 if self.last_piece is not None else self.padding
-            sides = (self.padding, 0, rows, 0)
-            self.attentions.append(tuple(pad(layer, sides) for layer in out.attentions or ()))
+    def pieces(self, asked: int | None) -> int | None:
+        """In pieces of how many tokens a prompt is read, if so many were asked for: weights are those of one pass."""
+        return None if "attentions" in self.asked else asked
 
-    def _of_prompt(self, layer: torch.Tensor) -> torch.Tensor:
-        if self.last_piece is None:
-            return pad(layer, (0, 0, self.padding, 0))
-        return layer[:, -((layer.shape[1] - 1) % self.last_piece + 1) :]
+    def add_prompt(self, out: TargetOutput, cache: SlabCache, read: int, piece: int | None) -> None:
+        """Takes what the pass over the prompt, or over the whole text, gave.
+
+        Args:
+            out: Of all tokens that were read.
+            cache: Holds them now.
+            read: How many they were.
+            piece: Tokens that plain decoding would read at once: it gives what is of the last piece. None for all.
+        """
+        rows = self.padding + read
+        last = rows if piece is None else (rows - 1) % piece + 1
+        if "hidden_states" in self.asked:
+            states = self._wanted(out.hidden_states or (), lambda layer: pad(layer, (0, 0, self.padding, 0))[:, -last:])
+            self.hidden_states.append(states)
+        if "attentions" in self.asked:
+            weights = enumerate(out.attentions or ())
+            self.attentions.append(tuple(self._last_rows(layer, cache, index, last) for index, layer in weights))
+
+    def _last_rows(self, weights: torch.Tensor, cache: SlabCache, index: int, last: int) -> torch.Tensor:
+        """Of the last tokens, over as many keys as plain decoding holds there."""
+        weights = pad(weights, (self.padding, 0, self.padding, 0))
+        window, before = cache.window(index), cache.get_seq_length() + self.padding - last
+        keys = last + (before if window is None else min(before, window - 1))
+        return weights[:, :, -last:, -keys:]
 
     def _wanted(self, states: States, part: Callable[[torch.Tensor], torch.Tensor]) -> Selection:
         """That part of the layers that are selected."""

@@ -218,10 +218,10 @@ def _extras(config: GenerationConfig, *, padding: int) -> Extras | None:
     asked = tuple(name for name in EXTRAS if _asked(config, name))
     if not asked:
         return None
-    wanted: Any = config.output_hidden_states  # a flag, or numbers of layers
-    if wanted is not None:
-        wanted = None if isinstance(wanted, bool) else [wanted] if isinstance(wanted, int) else list(wanted)
-    return Extras(asked=asked, padding=padding, selected=wanted, last_piece=config.prefill_chunk_size)
+    wanted: Any = config.output_hidden_states  # a flag, the number of a layer, or several
+    if isinstance(wanted, int) and not isinstance(wanted, bool):
+        wanted = [wanted]
+    return Extras(asked=asked, padding=padding, selected=list(wanted) if isinstance(wanted, (list, tuple)) else None)
 
 
 def _rule(config: GenerationConfig, noise: SharedNoise | None, row: int) -> Rule:

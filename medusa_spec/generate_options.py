@@ -52,10 +52,12 @@ class Settings:
         self._configs = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._kwargs:
-            return self._kwargs[name]
-        values = (getattr(config, name, None) for config in self._configs)
-        return next((value for value in values if value is not None), None)
+        asked = self.asked(name)
+        return getattr(self._configs[1], name, None) if asked is None and name not in self._kwargs else asked
+
+    def asked(self, name: str) -> Any:
+        """The same without what only the model's own config says."""
+        return self._kwargs[name] if name in self._kwargs else getattr(self._configs[0], name, None)
 
 
 def _set(name: str) -> Callable[[Any], bool]:
@@ -75,13 +77,20 @@ def _contrastive(settings: Any) -> bool:
     return settings.do_sample is not True and alpha > 0.0 and top_k > 1
 
 
+FASTER = {"static", "sliding_window", "hybrid_chunked"}
+"""Kinds of cache that models ask for by themselves for speed alone."""
+
+
 def _other_cache(settings: Any) -> bool:
-    # A model's own "hybrid" is unset by Hugging Face, whose dynamic cache has windows by now.
+    # "hybrid" is unset by Hugging Face, wherever it comes from: its dynamic cache has windows by now.
+    if settings.asked("cache_implementation") is None and settings.cache_implementation in FASTER:
+        return False
     return settings.cache_implementation not in (None, "dynamic", "hybrid")
 
 
 def _whole_texts(settings: Any) -> bool:
-    return settings.use_cache is False and bool(settings.output_hidden_states or settings.output_attentions)
+    asked = settings.return_dict_in_generate and (settings.output_hidden_states or settings.output_attentions)
+    return settings.use_cache is False and bool(asked)
 
 
 BEAMS = "of beam search, which is refused as num_beams"
@@ -104,7 +113,8 @@ CONFIG_OPTIONS: dict[str, Option] = {
     ),
     "cache_implementation": Option(
         words="anything but `dynamic`: trees need a cache of this library's own, which holds keys and values as they "
-        f"are and returns a DynamicCache; leave it out, or {INSTEAD}",
+        "are and returns a DynamicCache (so a static one that only the model's own config asks for is left out, and "
+        f"that is told); leave it out, or {INSTEAD}",
         refused=_other_cache,
     ),
     **_idle("cache_config", "max_cache_len", words="of static and quantized caches, refused as cache_implementation"),
@@ -122,10 +132,12 @@ CONFIG_OPTIONS: dict[str, Option] = {
         words=f"classifier-free guidance runs a second prompt beside each token; {INSTEAD}",
         refused=lambda settings: settings.guidance_scale not in (None, 1),
     ),
-    **_same("num_return_sequences", words="rows of a batch"),
+    **_same("num_return_sequences", words="rows of a batch, whose prompt is read once"),
     **_same("output_scores", "output_logits", words="one tensor per token, processed or raw"),
     **_same(
-        "output_hidden_states", words="of the prompt, then of each token, all layers or those named; zeros at padding"
+        "output_hidden_states",
+        words="of the prompt, then of each token, all layers or those named; zeros at padding; a batch is left to the "
+        "target's own loop",
     ),
     **_same("output_attentions", words='with `attn_implementation="eager"`; other attentions give none, as there'),
     **_same("return_dict_in_generate", words="`MedusaGenerateOutput`: Hugging Face's output with `stats`"),
@@ -161,7 +173,10 @@ CONFIG_OPTIONS: dict[str, Option] = {
 NO_ASSISTANT = "this library needs no assistant; leave it out"
 
 ARGUMENTS: dict[str, Option] = {
-    **_same("inputs", "input_ids", "attention_mask", words="left padding is left out of the passes, not masked"),
+    **_same("inputs", "input_ids", words="without any, the text begins with bos_token_id"),
+    **_same(
+        "attention_mask", words="padding is left out of the passes, not masked; inferred from pad_token_id as there"
+    ),
     **_same("generation_config", words="left as it was"),
     **_same("logits_processor", words="one call per emitted token with the path's own ids; state needs no branching"),
     **_same("stopping_criteria", words="asked at every token, inside an accepted path too"),
@@ -209,6 +224,15 @@ def refuse_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
             raise UnsupportedError(f"{name}{shown} cannot be speculated: {option.words}")
     if settings.compile_config is not None:
         logger.warning_once("compile_config is not used: compilation needs a static cache, trees one of their own.")
+
+
+def with_own_cache(kwargs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """The arguments, without the static cache that a model's own config asks for: it would be made for nothing."""
+    kind = Settings(kwargs, model).cache_implementation
+    if kind not in FASTER:
+        return dict(kwargs)
+    logger.warning_once(f"cache_implementation={kind!r} of the model's config is left out: trees need a cache of ours.")
+    return {**kwargs, "cache_implementation": None}
 
 
 def unknown_options(config: GenerationConfig) -> set[str]:

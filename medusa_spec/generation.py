@@ -14,7 +14,7 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.drafters import Drafter
 from medusa_spec.errors import ConfigError
 from medusa_spec.generate_call import Call
-from medusa_spec.generate_options import Settings, refuse_options
+from medusa_spec.generate_options import Settings, refuse_options, with_own_cache
 from medusa_spec.speculation import Speculation, checked
 from medusa_spec.static_decoding import StaticSteps
 from medusa_spec.stats import DecodingStats
@@ -61,7 +61,7 @@ def generate(
     if mode is not None:
         checked(mode)
     backbone.check_unchanged()
-    kwargs = _with_stop_strings(backbone.model, kwargs)
+    kwargs = with_own_cache(_with_stop_strings(backbone.model, kwargs), backbone.model)
     with ended(kwargs.pop("streamer", None)) as stream:
         call = Call(
             backbone=backbone,

@@ -193,8 +193,9 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
         """Hugging Face's `generate`, several tokens per pass.
 
         Greedy decoding gives the target's tokens; sampling gives the tokens that the target's own sampling gives with
-        the same seed. Logits processors, stopping criteria, streamers, stop strings and a user's cache work as they
-        do there, in batches too. What cannot be speculated (beams, assistants, guidance) is refused by name.
+        the same seed. Logits processors, stopping criteria, streamers, stop strings, hidden states and a user's cache
+        are as they are there, and so are batches. What cannot be speculated (beams, assistants, guidance) is refused by
+        name; docs/generate.md says of every option which of both holds.
 
         Args:
             *args: As for the target's `generate`.

@@ -39,8 +39,8 @@ def prefill(
         chunk: Most tokens read at once; None leaves it open. A prompt that changes with it is read at once even so:
             see `Route.reads_in_parts`.
         reads: Return h of all positions, and what entered these layers; None for h of the last one alone.
-        collect: As `Backbone.forward`: hidden states of all that was read; attentions of the last piece, which is then
-            read by a plain pass.
+        collect: As `Backbone.forward`: hidden states of all that was read; attentions of the last piece, all
+            of them being plain passes then.
 
     Returns:
         Logits of the last position; h of it, or with `reads` h and layers of all that was read.

@@ -34,8 +34,7 @@ class RowsRoute(Route):
         wanted.pop("all_states", None)
         outs = []
         for row, part in tree_pass.parts.items():
-            shape = tree_pass.shape_of(row)
-            out, cache.settle[row] = self.verify_text(cache.states[row], ids[0, part], shape, **wanted)
+            out, cache.settle[row] = self.verify_text(cache.states[row], ids[0, part], tree_pass.tree_of(row), **wanted)
             outs.append(out)
         out = joined(outs)
         return out.last() if only else out

@@ -39,11 +39,9 @@ class MaskRoute(AttentionRoute):
         if len(cache.lengths) == 1:
             return self._pass(ids, tree_pass, **wanted)
         for row, part in tree_pass.parts.items():  # the model's own attention knows no rows side by side
-            shape = tree_pass.shape_of(row)
-            assert shape is not None, "a row without a tree has no part"
             with cache.only(row) as own:
                 own.make_room(part.stop - part.start)
-                alone = TreePass(shape=shape, cache=own, device=tree_pass.device)
+                alone = TreePass(shape=tree_pass.tree_of(row), cache=own, device=tree_pass.device)
                 outs.append(self._pass(ids[:, part], alone, **wanted))
         return joined(outs)
 

@@ -85,10 +85,6 @@ class RowsCache:
         yield view
         self.states[row] = view.states[0]
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keeps these texts, in this order."""
-        self.states, self.settle = [self.states[row] for row in rows], [None for _ in rows]
-
     # --- exchange with Hugging Face's caches --------------------------------------------------------------------------
 
     def load(self, cache: Any) -> None:

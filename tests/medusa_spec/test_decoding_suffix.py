@@ -125,17 +125,18 @@ def watch(model: MedusaModel, trees: list[Any]) -> None:
 
     def watched(prompt: Any) -> Any:
         session = begin(drafter, prompt)
-        draft, observe, place = session.draft, session.observe, [len(prompt)]
+        drafting, observe, place = session.drafting, session.observe, [len(prompt)]
 
         def noted(root: int, h: Any, limit: Any) -> Any:
-            trees.append((draft(root, h, limit), place[0]))
-            return trees[-1][0]
+            tree = yield from drafting(root, h, limit)
+            trees.append((tree, place[0]))
+            return tree
 
         def counted(tokens: Any) -> None:
             place[0] += len(tokens)
             observe(tokens)
 
-        session.draft, session.observe = noted, counted
+        session.drafting, session.observe = noted, counted
         return session
 
     drafter.begin = watched

@@ -92,12 +92,21 @@ def test_padding_stands_as_zeros(make_model, scripted, prompt, name):
     assert all(not layer[:, :4].any() for layer in drafted.hidden_states[0])
 
 
-@pytest.mark.parametrize("chunk", [4, 6, 30])
-def test_a_prompt_read_in_pieces_gives_the_last_piece_as_in_plain_decoding(make_model, scripted, prompt, chunk):
-    target = make_model("gemma3", attn_implementation="eager")
-    drafted, plain = both(target, scripted, prompt(12), **{**STATES, **WEIGHTS, "prefill_chunk_size": chunk})
-    check(drafted.hidden_states, plain.hidden_states)
-    check(drafted.attentions, plain.attentions)
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("chunk", [4, 5, 30])
+@pytest.mark.parametrize("asked", [STATES, WEIGHTS, {**STATES, **WEIGHTS}], ids=["states", "weights", "both"])
+def test_a_prompt_read_in_pieces_gives_the_last_piece_as_in_plain_decoding(
+    make_model, scripted, prompt, asked, chunk, padding
+):
+    target, ids = make_model("gemma3", attn_implementation="eager", dtype=torch.float32), prompt(14)
+    ids[:, :padding] = 0
+    settings = {**asked, "prefill_chunk_size": chunk, "attention_mask": (torch.arange(14) >= padding).long()[None]}
+    drafted, plain = both(target, scripted, ids, **settings)
+    left = 0 if chunk < 14 else padding  # of the padding in the last piece
+    if "output_hidden_states" in asked:
+        check(drafted.hidden_states, plain.hidden_states, padding=left)
+    if "output_attentions" in asked:
+        check(drafted.attentions, plain.attentions, padding=left)
 
 
 def test_sampling_and_processors_change_nothing_about_them(llama, scripted, prompt):
@@ -163,6 +172,18 @@ def test_without_a_dict_nothing_is_collected(llama, scripted, prompt):
     assert isinstance(out, torch.Tensor) and out.shape == (1, 9)
 
 
+@pytest.mark.parametrize("asked", [STATES, WEIGHTS], ids=["output_hidden_states", "output_attentions"])
+def test_of_several_rows_they_are_the_targets_own_and_it_is_said(make_model, scripted, prompt, asked):
+    target = make_model("llama", attn_implementation="eager")
+    ids = torch.cat([prompt(5, seed=1), prompt(5, seed=2)])
+    plain = target.generate(ids, **asked)
+    model = MedusaModel(target, drafter=scripted([], right=0.0), probe=False)
+    found = model.generate(ids, **asked)
+    check(found.hidden_states, plain.hidden_states)
+    check(found.attentions, plain.attentions)
+    assert "own loop" in model.last_stats.rule and "of it were asked for" in model.last_stats.rule
+
+
 def test_whole_texts_without_a_cache_are_refused(llama, scripted, prompt):
     model = MedusaModel(llama, drafter=scripted([], right=0.0), probe=False)
     with pytest.raises(UnsupportedError, match="use_cache=False"):
@@ -185,12 +206,13 @@ def test_heads_that_read_layers_of_the_target_are_shown_them_beside(llama, promp
     check(drafted.hidden_states, plain.hidden_states)
 
 
-def test_a_text_that_is_read_anew_gives_all_of_it_as_in_plain_decoding(make_model, scripted, prompt):
+@pytest.mark.parametrize("pieces", [{}, {"prefill_chunk_size": 5}], ids=["at once", "in pieces"])
+def test_a_text_that_is_read_anew_gives_all_of_it_as_in_plain_decoding(make_model, scripted, prompt, pieces):
     edge = {"original_max_position_embeddings": 16}
     factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
     rope = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, **edge, **factors}
     more = {"rope_parameters": rope, "max_position_embeddings": 96, "attn_implementation": "eager", **edge}
-    drafted, plain = both(make_model("phi3", **more), scripted, prompt(9), **{**STATES, **WEIGHTS})
+    drafted, plain = both(make_model("phi3", **more), scripted, prompt(9), **{**STATES, **WEIGHTS, **pieces})
     assert sum(states[0].shape[1] > 1 for states in plain.hidden_states) == 2
     check(drafted.hidden_states, plain.hidden_states)
     check(drafted.attentions, plain.attentions)

@@ -9,7 +9,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from medusa_spec import MedusaModel, NgramDrafter
 from medusa_spec.errors import ConfigError, UnsupportedError
 
-NAMES = ["llama", "mistral-window", "gemma3", "gpt-oss"]
+NAMES = ["llama", "mistral-window", "gemma3"]
 TURNS = [(9, 12), (5, 3), (1, 14), (13, 6)]
 """Tokens said and answered, turn by turn; windows of 8 are left behind."""
 

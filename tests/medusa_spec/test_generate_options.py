@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from transformers import CompileConfig, GenerationConfig
+from transformers import CompileConfig, DynamicCache, GenerationConfig
 from transformers.generation import GenerationMixin
 
 from medusa_spec import MedusaModel
@@ -15,7 +15,7 @@ from medusa_spec.generate_options import ARGUMENTS, CONFIG_OPTIONS, Settings, un
 ASKED = {
     "num_beams": 2,
     "use_mtp": True,
-    "cache_implementation": "static",
+    "cache_implementation": "offloaded",
     "token_healing": True,
     "guidance_scale": 1.5,
     "is_assistant": True,
@@ -108,6 +108,34 @@ QUIET = {
 @pytest.mark.parametrize("name", QUIET)
 def test_a_value_that_asks_for_nothing_is_taken(wrapped, ids, name):
     settings = {"max_new_tokens": 6, "do_sample": False, name: QUIET[name]}
+    assert torch.equal(wrapped.generate(ids, **settings), wrapped.target.generate(ids, **settings))
+
+
+@pytest.mark.parametrize("kind", ["static", "sliding_window", "hybrid_chunked", "hybrid"])
+def test_a_static_cache_that_only_the_model_s_config_asks_for_is_left_out(wrapped, ids, kind, monkeypatch):
+    """Nobody asked for it in this call, and it changes no token."""
+    settings, told = {"max_new_tokens": 6, "do_sample": False}, []
+    expected = wrapped.target.generate(ids, **settings)
+    made = []
+    monkeypatch.setattr(type(wrapped.target), "_prepare_static_cache", lambda *args, **kwargs: made.append(kwargs))
+    monkeypatch.setattr("medusa_spec.generate_options.logger.warning_once", told.append)
+    wrapped.target.generation_config.cache_implementation = kind
+    for more in ({}, {"generation_config": GenerationConfig(pad_token_id=0)}):
+        out = wrapped.generate(ids, **settings, **more, return_dict_in_generate=True)
+        assert torch.equal(out.sequences, expected) and type(out.cache) is DynamicCache
+    assert made == [] and len(told) == (0 if kind == "hybrid" else 2)
+    if kind != "hybrid":
+        with pytest.raises(UnsupportedError, match=kind):
+            wrapped.generate(ids, **settings, generation_config=GenerationConfig(cache_implementation=kind))
+
+
+def test_a_kind_of_cache_that_hugging_face_unsets_is_none(wrapped, ids):
+    settings = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "hybrid"}
+    assert torch.equal(wrapped.generate(ids, **settings), wrapped.target.generate(ids, **settings))
+
+
+def test_states_that_nobody_gets_are_not_refused(wrapped, ids):
+    settings = {"max_new_tokens": 6, "do_sample": False, "use_cache": False, "output_hidden_states": True}
     assert torch.equal(wrapped.generate(ids, **settings), wrapped.target.generate(ids, **settings))
 
 

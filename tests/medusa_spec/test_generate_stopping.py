@@ -76,13 +76,13 @@ def test_an_end_inside_the_prompt_ends_nothing(wrapped, ids):
     assert check(wrapped, ids, do_sample=False, max_new_tokens=6, eos_token_id=int(ids[0, -1])).shape[1] == 14
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [1, 2, 4])
 def test_a_stop_string_over_several_tokens_cuts_where_it_ends(talker, length):
     model, tokenizer, inputs, answer = talker
     text = tokenizer.decode(answer[0, inputs.input_ids.shape[1] :])
-    for place in range(0, 30, 4):
+    for place in range(0, 24, 5):
         stop = text[place : place + length]
-        settings = {"do_sample": False, "max_new_tokens": 60, "stop_strings": [stop, "never said"]}
+        settings = {"do_sample": False, "max_new_tokens": 40, "stop_strings": [stop, "never said"]}
         out = check(model, inputs.input_ids, **settings, tokenizer=tokenizer)
         assert stop in tokenizer.decode(out[0]) or "\ufffd" in stop
 

@@ -33,10 +33,9 @@ def test_a_row_is_emptied_and_read_as_a_cache_of_its_own(backbone) -> None:
     with cache.only(1) as own:
         first = read(backbone, own, [5, 6, 7])
     assert cache.lengths == [0, 3, 0] and cache.get_seq_length() == 3
-    cache.select([1, 0])
-    assert cache.lengths == [3, 0]
-    cache.empty(0)
-    with cache.only(0) as own:
+    cache.empty(1)
+    assert cache.lengths == [0, 0, 0]
+    with cache.only(2) as own:
         assert torch.equal(read(backbone, own, [5, 6, 7]), first)
 
 
