@@ -1,7 +1,7 @@
 # One command each; all but `clean` make the environment by themselves, and again when pyproject.toml changes.
 #
 #   make demo         see it work: plain decoding and tree decoding side by side
-#   make test         the whole test suite; make test-quick leaves out the real model
+#   make test         the whole test suite; make test-quick leaves out the real model   (WORKERS=2 ARGS="...")
 #   make quality      format, lint, types
 #   make bench        measure speed   (PROMPTS=file.jsonl HEADS=folder LIMIT=n ARGS="...")
 #   make architectures  which architectures are exact, and how: docs/architectures.md   (NAMES="llama mamba" prints)
@@ -32,11 +32,13 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/medusa-spec demo $(ARGS)
 
+# Two processes, one torch thread for each core that falls to them (tests/conftest.py).
+WORKERS ?= 2
 test: $(READY)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-quick: $(READY)
-	$(BIN)/pytest -m 'not real and not slow' $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not real and not slow' $(ARGS)
 
 quality: $(READY)
 	$(BIN)/ruff format --check .

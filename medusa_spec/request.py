@@ -99,6 +99,7 @@ class Request:
     steps: "StaticSteps | None" = None
     go_on: Callable[[], bool] | None = None
     _deciding: list[Controller] = field(default_factory=list)
+    _prefix: int = 0  # mean of the rows that the plan was made for
 
     @property
     def running(self) -> dict[int, Row]:
@@ -139,7 +140,8 @@ class Request:
             return Plan(limit=self.draft_nodes)
         if controller not in self._deciding[-1:]:
             self._deciding.append(controller)
-        plan = controller.plan(self._prefix(running), max(row.sequence.new_tokens for row in running.values()))
+        self._prefix = sum(self.cache.lengths[place] for place in running) // len(running)
+        plan = controller.plan(self._prefix, max(row.sequence.new_tokens for row in running.values()))
         if plan.prices is not None:
             for row in running.values():
                 row.session.price(plan.prices)
@@ -157,11 +159,8 @@ class Request:
         if self._deciding:
             self._deciding[-1].observe(
                 size=max(1, round(nodes / len(places))),
-                prefix=self._prefix(places),
+                prefix=self._prefix,
                 accepted=accepted / len(places),
                 levels=max(self.rows[place].session.levels for place in places),
                 **seconds,
             )
-
-    def _prefix(self, places: Collection[int]) -> int:
-        return sum(self.cache.lengths[place] for place in places) // len(places)

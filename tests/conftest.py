@@ -20,6 +20,12 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+# Processes side by side share the cores: two that each take all of them wait for each other.
+if (_workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
+    _threads = max(1, (os.cpu_count() or 1) // _workers)
+    os.environ["OMP_NUM_THREADS"] = str(_threads)  # for processes that tests start
+    torch.set_num_threads(_threads)
+
 # A first forward pass takes seconds and later ones do not: time is no law of this library.
 settings.register_profile(
     "medusa-spec",

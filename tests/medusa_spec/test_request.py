@@ -53,12 +53,13 @@ def test_one_controller_decides_for_as_many_rows_as_run_by_their_means():
     request.rows[1].sequence.push(7)
     assert request.plan().limit == 3 and deciders[3].planned == [(20, 1)]
     assert all(row.session.priced == ["for 3"] for row in request.rows)
+    request.cache.lengths[:] = [12, 21, 32]  # what was accepted is kept by now, and is no prefix of that pass
     request.learn([0, 1, 2], nodes=11, accepted=4, passed=1.0, step=2.0, draft=0.5)
     told = {"size": 4, "prefix": 20, "accepted": 4 / 3, "levels": 2, "passed": 1.0, "step": 2.0, "draft": 0.5}
     assert deciders[3].observed == [told]
     request.rows[2].done = True
     request.plan()
-    assert deciders[2].planned == [(15, 1)]
+    assert deciders[2].planned == [(16, 1)]
     assert request.rows[2].session.priced == ["for 3"]
     assert request.decisions == ["for 3", "for 2"]
 
