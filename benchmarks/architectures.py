@@ -2,6 +2,7 @@
 
     python benchmarks/architectures.py                     all of them; writes docs/architectures.md and .json
     python benchmarks/architectures.py llama mamba         only these; prints
+    python benchmarks/architectures.py --update llama      only this; its line in the files is written anew
 
 Each architecture is examined in a process of its own, so that one that crashes or hangs says so and stops no other.
 """
@@ -28,7 +29,7 @@ from architectures_table import table  # noqa: E402
 from architectures_tiny import FULLY_DOUBLE, NAMES, kinds_of, tiny_model  # noqa: E402
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-SECONDS = 60
+SECONDS = 180
 MEMORY = 8 << 30
 
 
@@ -112,7 +113,9 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="architectures; none for all")
-    names = parser.parse_args().names
+    parser.add_argument("--update", action="store_true", help="write what was found of these into the files")
+    arguments = parser.parse_args()
+    names = arguments.names
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     found = []
@@ -120,11 +123,23 @@ def main() -> None:
         found.append(guarded(name))
         line = found[-1]
         print(f"{name}: {line['verdict']} [{line['route']}] {line['reason'] or ''} {line['seconds']} s", flush=True)
-    if names:
+    if names and not arguments.update:
         return
+    write(found, keep=bool(names))
+
+
+def write(found: list[dict[str, Any]], *, keep: bool) -> None:
+    """Writes the page and its JSON; with `keep`, lines of others stay as they are."""
     versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
     for line in found:
         del line["seconds"]  # of this run, no matter of the architecture
+    if keep:
+        kept = json.loads((DOCS / "architectures.json").read_text())
+        if kept["versions"] != versions:
+            raise SystemExit(f"the files are of {kept['versions']}, not of {versions}: examine all of them")
+        names = {line["architecture"] for line in found}
+        found += [line for line in kept["architectures"] if line["architecture"] not in names]
+        found.sort(key=lambda line: line["architecture"])
     facts = {"versions": versions, "architectures": found}
     (DOCS / "architectures.json").write_text(json.dumps(facts, indent=1) + "\n")
     (DOCS / "architectures.md").write_text(table(facts))
