@@ -40,8 +40,9 @@ def processors_of(processors: LogitsProcessorList, row: int) -> LogitsProcessorL
 
 def _processor(processor: Any, row: int) -> Any:
     if type(processor) is PrefixConstrainedLogitsProcessor:
-        allowed = processor._prefix_allowed_tokens_fn
-        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
+        # Answers to one prompt are told to the function as beams are: by the number of the prompt.
+        allowed, prompt = processor._prefix_allowed_tokens_fn, row // processor._num_beams
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(prompt, ids), num_beams=1)
     ignored = getattr(processor, "prompt_ignore_length", None)
     if isinstance(ignored, torch.Tensor) and ignored.shape[0] > 1:  # one for each row, of its padding
         processor = copy.copy(processor)

@@ -160,6 +160,25 @@ def test_allowed_tokens_are_asked_with_the_row_that_they_are_for(llama, scripted
     assert torch.equal(out, answer) and model.last_stats.accepted > 0
 
 
+def test_answers_to_one_prompt_are_asked_for_with_the_number_of_the_prompt(llama, prompt):
+    ids = torch.cat([prompt(6, seed=1), prompt(6, seed=2)])
+
+    def allowed(number, ids):
+        return [token for token in range(2, 128) if token % 2 == number]
+
+    settings = {
+        "do_sample": True,
+        "num_return_sequences": 2,
+        "max_new_tokens": NEW,
+        "prefix_allowed_tokens_fn": allowed,
+    }
+    torch.manual_seed(1)
+    answer = llama.generate(ids, **settings)
+    model = MedusaModel(llama, probe=False)
+    torch.manual_seed(1)
+    assert torch.equal(model.generate(ids, **settings), answer)
+
+
 class ByRow(LogitsProcessor):
     """A grammar with a state for each row: every row may repeat no token."""
 
