@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,59 +13,14 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    get_layer_types_and_kwargs,
 )
 
 from medusa_spec.errors import ConfigError, UnsupportedError
-
-ALIGNMENT = 64
-"""Capacities are multiples of this many slots."""
+from medusa_spec.layer_kinds import layer_chunks, layer_sources, layer_windows
+from medusa_spec.slab import Slab, stacked, with_spare
 
 LONGEST_RESERVE = 4096
 """Most slots kept free at the start, unless the prompt is longer: who allows a million tokens seldom gets them."""
-
-
-def layer_windows(config: Any) -> list[int | None]:
-    """Window of every layer of a text decoder's config that keeps keys and values; None for full attention.
-
-    Layers at the end that attend to another one's are left out; see `layer_sources`.
-
-    Raises:
-        UnsupportedError: If a layer keeps something other than keys and values of a full or sliding attention; the
-            message names the layer and its kind.
-    """
-    kinds, arguments = get_layer_types_and_kwargs(config)
-    holding = len(kinds) - len(layer_sources(config))
-    kinds, arguments = kinds[:holding], arguments[:holding]
-    windows: list[int | None] = []
-    for index, (kind, kwargs) in enumerate(zip(kinds, arguments, strict=True)):
-        if kind in ("full_attention", "chunked_attention"):  # chunks are seen in part, and kept whole
-            windows.append(None)
-        elif kind == "sliding_attention":
-            windows.append(kwargs["sliding_window"])
-        else:
-            raise UnsupportedError(
-                f"layer {index} is of kind {kind!r}; slabs hold full_attention, chunked_attention and "
-                "sliding_attention layers alone"
-            )
-    return windows
-
-
-def layer_chunks(config: Any) -> list[int | None]:
-    """Width of the chunks of every layer that attends within its own chunk alone; None for the others."""
-    kinds, arguments = get_layer_types_and_kwargs(config)
-    return [
-        kwargs["sliding_window"] if kind == "chunked_attention" else None
-        for kind, kwargs in zip(kinds, arguments, strict=True)
-    ]
-
-
-def layer_sources(config: Any) -> dict[int, int]:
-    """Which layer's keys and values the layers at the end of a text decoder attend to that keep none of their own."""
-    modes, kinds = getattr(config, "kv_sharing_modes", None) or [], getattr(config, "layer_types", None) or []
-    owners = {kind: layer for layer, (kind, mode) in enumerate(zip(kinds, modes, strict=False)) if mode != "reuse"}
-    first = max(owners.values(), default=-1) + 1
-    return {layer: owners[kinds[layer]] for layer in range(first, len(kinds)) if modes and kinds[layer] in owners}
 
 
 def plain_cache(model: Any) -> Any:
@@ -91,7 +46,7 @@ class SlabLayer(CacheLayerMixin):
         self.cache = cache
         self.window, self.chunk = window, chunk
         self.is_sliding = window is not None
-        self.slab: _Slab | None = None
+        self.slab: Slab | None = None
         self.seen = 0  # tokens of the prompt that this layer has read, while it is not yet in a slab
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -149,71 +104,6 @@ class SlabLayer(CacheLayerMixin):
         return -1
 
 
-@dataclass(kw_only=True, eq=False)
-class _Slab:
-    """All layers of one kind and shape in one tensor: [layers, B, Hkv, capacity, D], keys and values apart.
-
-    Slot 0 of row b holds position `bases[b]`: full layers keep 0 there, sliding ones move their window back to the
-    front when the slab is full, which copies a window once per window of tokens.
-    """
-
-    layers: list[SlabLayer]
-    window: int | None
-    keys: torch.Tensor
-    values: torch.Tensor
-    bases: list[int]
-
-    @property
-    def capacity(self) -> int:
-        return self.keys.shape[3]
-
-    def used(self, lengths: Sequence[int]) -> list[int]:
-        """Slots that each row's prefix fills."""
-        return [length - base for length, base in zip(lengths, self.bases, strict=True)]
-
-    def make_room(self, lengths: Sequence[int], nodes: Sequence[int]) -> None:
-        """Makes as many free slots behind each row's prefix, forgetting what no window reaches, or growing."""
-        if self._need(lengths, nodes) <= self.capacity:
-            return
-        if self.window is not None:
-            self._slide(lengths)
-        need = self._need(lengths, nodes)
-        if need > self.capacity or (self.window is not None and need > self.capacity // 2):
-            # A sliding slab of twice its content slides rarely; a full one grows geometrically.
-            self._grow(2 * max(need, self.capacity if self.window is None else 0))
-
-    def _need(self, lengths: Sequence[int], nodes: Sequence[int]) -> int:
-        return max(used + count for used, count in zip(self.used(lengths), nodes, strict=True))
-
-    def _slide(self, lengths: Sequence[int]) -> None:
-        assert self.window is not None
-        for row, (length, base) in enumerate(zip(lengths, self.bases, strict=True)):
-            first = max(base, length - self.window + 1)
-            for slab in (self.keys, self.values):
-                slab[:, row, :, : length - first] = slab[:, row, :, first - base : length - base].clone()
-            self.bases[row] = first
-
-    def _grow(self, slots: int) -> None:
-        slots = -(-slots // ALIGNMENT) * ALIGNMENT
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_zeros(*old.shape[:3], slots, old.shape[4])
-            new[:, :, :, : old.shape[3]] = old
-            setattr(self, name, new)
-        self.hand_out()
-
-    def hand_out(self) -> None:
-        """Gives each layer its view [B, Hkv, capacity, D]."""
-        for index, layer in enumerate(self.layers):
-            layer.keys, layer.values = self.keys[index], self.values[index]
-
-    def move(self, row: int, sources: torch.Tensor, first: int) -> None:
-        """Copies the slots `sources` of a row, of all layers at once, to the slots from `first` on."""
-        for slab in (self.keys, self.values):
-            index = sources.to(slab.device)
-            slab[:, row, :, first : first + index.numel()] = slab[:, row].index_select(2, index)
-
-
 class SlabCache(Cache):
     """The cache of one decoding: a length per row, one slab per layer shape, nodes written in place.
 
@@ -239,7 +129,7 @@ class SlabCache(Cache):
         self.lengths = [0] * batch
         self._sources = layer_sources(config)
         self.nodes = [0] * batch
-        self._slabs: list[_Slab] = []
+        self._slabs: list[Slab] = []
 
     def _layer(self, layer: int) -> SlabLayer:
         """The layer whose keys and values an attention layer reads: its own as a rule."""
@@ -289,13 +179,13 @@ class SlabCache(Cache):
         self.lengths = [self.layers[0].seen] * len(self.lengths)
         for layers in groups.values():
             window, held = layers[0].window, layers[0].keys.shape[2]
-            room = held + reserve if window is None else min(held + reserve, 2 * window + ALIGNMENT)
-            capacity = -(-(room + ALIGNMENT) // ALIGNMENT) * ALIGNMENT
-            slab = _Slab(
+            room = held + reserve if window is None else min(held + reserve, 2 * window)
+            capacity = with_spare(room)
+            slab = Slab(
                 layers=layers,
                 window=window,
-                keys=_stack([layer.keys for layer in layers], capacity),
-                values=_stack([layer.values for layer in layers], capacity),
+                keys=stacked([layer.keys for layer in layers], capacity),
+                values=stacked([layer.values for layer in layers], capacity),
                 bases=[length - held for length in self.lengths],
             )
             slab.hand_out()
@@ -350,8 +240,8 @@ class SlabCache(Cache):
         for slabs in zip(*(cache._slabs for cache in caches), strict=True):
             of = slabs[0]
             held = [slab.used(cache.lengths)[0] for slab, cache in zip(slabs, caches, strict=True)]
-            room = max(held) + min(reserve, LONGEST_RESERVE if of.window is None else of.window) + ALIGNMENT
-            capacity = -(-room // ALIGNMENT) * ALIGNMENT
+            room = max(held) + min(reserve, LONGEST_RESERVE if of.window is None else of.window)
+            capacity = with_spare(room)
             layers = [whole.layers[caches[0].layers.index(layer)] for layer in of.layers]
             keys, values = (
                 part.new_zeros(part.shape[0], len(caches), part.shape[2], capacity, part.shape[4])
@@ -360,7 +250,7 @@ class SlabCache(Cache):
             for row, (slab, count) in enumerate(zip(slabs, held, strict=True)):
                 keys[:, row, :, :count] = slab.keys[:, 0, :, :count]
                 values[:, row, :, :count] = slab.values[:, 0, :, :count]
-            own = _Slab(
+            own = Slab(
                 layers=layers, window=of.window, keys=keys, values=values, bases=[slab.bases[0] for slab in slabs]
             )
             for layer in layers:
@@ -484,12 +374,3 @@ class SlabCache(Cache):
                 other.update(*states)
                 other.cumulative_length = length
         return cache
-
-
-def _stack(states: list[torch.Tensor], capacity: int) -> torch.Tensor:
-    """Layers' states [B, Hkv, T, D] in one slab [layers, B, Hkv, capacity, D]."""
-    batch, heads, length, dim = states[0].shape
-    slab = states[0].new_zeros(len(states), batch, heads, capacity, dim)
-    for index, layer_states in enumerate(states):
-        slab[index, :, :, :length] = layer_states
-    return slab

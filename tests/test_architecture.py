@@ -49,8 +49,9 @@ EXTRA = {
     "heads/target_layer.py": {"transformers"},
     "medusa_spec/serving/vllm_proposer.py": {"vllm"},
 }
-# One file for each way of holding keys and values: growing slabs, and buffers whose shapes never change.
-CACHE_FILES = {"medusa_spec/cache.py", "medusa_spec/static_cache.py"}
+# One file for each way of holding keys and values (growing slabs, buffers whose shapes never change), and the one that
+# asks what the layers of a config keep.
+CACHE_FILES = {"medusa_spec/cache.py", "medusa_spec/static_cache.py", "medusa_spec/layer_kinds.py"}
 CACHE_CLASSES = {
     name
     for name, value in vars(transformers.cache_utils).items()

@@ -5,19 +5,12 @@ import pytest
 import torch
 from transformers import AutoConfig, DynamicCache, LlamaConfig, StaticCache
 
-from medusa_spec import cache as cache_file
+from medusa_spec import slab as slab_file
 from medusa_spec.attention import TreePass
 from medusa_spec.backbone import Backbone
-from medusa_spec.cache import (
-    ALIGNMENT,
-    LONGEST_RESERVE,
-    SlabCache,
-    _Slab,
-    layer_chunks,
-    layer_sources,
-    layer_windows,
-)
+from medusa_spec.cache import LONGEST_RESERVE, SlabCache
 from medusa_spec.errors import UnsupportedError
+from medusa_spec.slab import ALIGNMENT, Slab
 from medusa_spec.testing import tiny
 from medusa_spec.tree import TreeShape, chain, shape_of
 
@@ -80,11 +73,11 @@ def random_path(rng: random.Random, nodes: int) -> list[int]:
 def test_layers_hold_what_was_kept_however_often_they_slide_and_grow(
     window: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_file, "ALIGNMENT", 4)
+    monkeypatch.setattr(slab_file, "ALIGNMENT", 4)
     slid, grown = [], []
-    slide, grow = _Slab._slide, _Slab._grow
-    monkeypatch.setattr(_Slab, "_slide", lambda slab, lengths: (slid.append(1), slide(slab, lengths)))
-    monkeypatch.setattr(_Slab, "_grow", lambda slab, slots: (grown.append(slots), grow(slab, slots)))
+    slide, grow = Slab._slide, Slab._grow
+    monkeypatch.setattr(Slab, "_slide", lambda slab, lengths: (slid.append(1), slide(slab, lengths)))
+    monkeypatch.setattr(Slab, "_grow", lambda slab, slots: (grown.append(slots), grow(slab, slots)))
     rng = random.Random(window)
     written = Written(["full_attention", "sliding_attention", "full_attention"], window=window, batch=batch)
     for _ in range(100):
@@ -109,13 +102,13 @@ def test_prompts_shorter_and_longer_than_the_window_are_taken_over(prompt: int) 
 
 def test_a_kept_chain_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[tuple[list[int], int]] = []
-    move = _Slab.move
+    move = Slab.move
 
-    def spy(slab: _Slab, row: int, sources: torch.Tensor, first: int) -> None:
+    def spy(slab: Slab, row: int, sources: torch.Tensor, first: int) -> None:
         moves.append((sources.tolist(), first))
         move(slab, row, sources, first)
 
-    monkeypatch.setattr(_Slab, "move", spy)
+    monkeypatch.setattr(Slab, "move", spy)
     written = Written(["full_attention"], prompt=5)
     written.step(6, [[0, 1, 2, 3]])
     assert moves == []
@@ -177,25 +170,15 @@ def test_layers_of_one_kind_lie_in_one_slab() -> None:
 
 
 def test_room_that_was_reserved_is_not_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Slab, "_grow", lambda slab, slots: pytest.fail("grown"))
+    monkeypatch.setattr(Slab, "_grow", lambda slab, slots: pytest.fail("grown"))
     written = Written(["full_attention"], prompt=5, reserve=200)
     for _ in range(50):
         written.step(7, [[0, 1, 2, 3]])
 
 
-@pytest.mark.parametrize("kind", ["linear_attention", "conv"])
-def test_a_layer_that_holds_no_tree_is_refused_by_place_and_kind(kind: str) -> None:
-    # `LlamaConfig` itself checks kinds against its own list, so the kinds are put in afterwards.
-    made = config(["full_attention"] * 2)
-    made.layer_types = ["full_attention", kind]
-    with pytest.raises(UnsupportedError, match=f"layer 1 is of kind '{kind}'"):
-        layer_windows(made)
-
-
 def test_layers_in_chunks_keep_everything_and_a_slab_of_their_own() -> None:
     made = config(["full_attention"] * 3)
     made.layer_types, made.attention_chunk_size = ["chunked_attention", "full_attention", "chunked_attention"], 4
-    assert layer_windows(made) == [None] * 3 and layer_chunks(made) == [4, None, 4]
     cache = SlabCache(made)
     for layer in range(3):
         cache.update(torch.ones(1, 2, 9, 4), torch.ones(1, 2, 9, 4), layer)
@@ -217,10 +200,9 @@ def test_the_end_of_a_text_in_chunks_is_not_taken_over() -> None:
 def test_layers_that_share_keys_read_those_of_the_last_layer_of_their_kind() -> None:
     kinds = ["sliding_attention", "full_attention"] * 3
     made = AutoConfig.for_model("gemma4_text", num_hidden_layers=6, layer_types=kinds, num_kv_shared_layers=2)
-    assert layer_sources(made) == {4: 2, 5: 3}
     cache = SlabCache(made)
     assert len(cache.layers) == 4 and cache.window(4) == cache.window(2) == made.sliding_window
-    assert cache.window(5) is None and layer_sources(config(kinds)) == {}
+    assert cache.window(5) is None
 
 
 # --- against a model --------------------------------------------------------------------------------------------------
@@ -279,7 +261,7 @@ def read(backbone: Backbone, text: torch.Tensor, cache: Any) -> torch.Tensor:
 def test_a_users_cache_is_gone_on_from_and_brought_up_to_date(
     name: str, steps: int, read_before: int, bare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_file, "ALIGNMENT", 4)  # twelve steps slide, so sliding layers forget their beginning
+    monkeypatch.setattr(slab_file, "ALIGNMENT", 4)  # twelve steps slide, so sliding layers forget their beginning
     backbone = Backbone(tiny(name))
     text, tokens = ids(40)[:, : read_before + 5], ids(BUSH.size, seed=1)
     users = DynamicCache() if bare else DynamicCache(config=backbone.config)
