@@ -40,7 +40,8 @@ ROUTED = ("bloom", "deepseek_v3", "falcon", "gemma3n_text", "lfm2", "llama4_text
 """Architectures on other routes or with layers of other kinds; their route must be found first."""
 
 PAD = 0
-VOCAB, VOCAB_OF_TOKENIZER = 128, 259
+VOCAB, VOCAB_OF_TOKENIZER = 96, 259
+"""Ids that every target knows, and those of the targets that stop at strings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +268,8 @@ class Heard:
 @lru_cache(maxsize=64)
 def model_of(architecture: str, overrides: tuple[tuple[str, Any], ...]) -> PreTrainedModel:
     """A tiny random target whose texts never end by themselves."""
-    model = tiny_model(architecture) if architecture in ROUTED else tiny(architecture, **dict(overrides))
+    known = {"vocab_size": VOCAB, **dict(overrides)}
+    model = tiny_model(architecture) if architecture in ROUTED else tiny(architecture, **known)
     model.generation_config = GenerationConfig(pad_token_id=PAD, bos_token_id=1)
     return model
 
