@@ -16,7 +16,7 @@ The stake is RISK and a share of what drafting has earned so far: who has earned
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from medusa_spec.cost import best_size
+from medusa_spec.cost import best_size, interpolate
 from medusa_spec.pass_times import OUTLIER, PassTimes
 from medusa_spec.slope import Slope
 from medusa_spec.stats import Decision
@@ -37,10 +37,15 @@ PROBE = 1.0
 PRICE = 0.02
 """Share of the time that probes may cost in the long run: after a loss of x tokens x / PRICE plain steps follow."""
 
+LONGEST_CHAIN = 8
+
 LEAST_WAIT = 8
 
 LONGEST_LEGACY = 32
 """Plain steps with which a request begins at most, after one whose text could not be guessed: this one is another."""
+
+UNLIKELY = 128
+"""Plain steps with which it begins where passes over several tokens are so dear that drafts could hardly pay."""
 
 RATE = 1 / 16
 """How fast means follow what is seen."""
@@ -112,6 +117,7 @@ class Controller:
         expected: Expected accepted tokens of the drafter's best tree of 0, 1, 2, … nodes, by its calibration; None
             where it sizes its trees itself.
         level_share: Time of a level of the draft, as long as it was not seen; see `Drafter.level_share`.
+        hit: Chance that a first guess is right, as the drafter's calibration has it; None where it has none.
 
     Attributes:
         decisions: Changes of mind, the first step's among them.
@@ -122,13 +128,34 @@ class Controller:
     limit: int | None = None
     expected: Sequence[float] | None = None
     level_share: float = 0.0
+    hit: float | None = None
     decisions: list[Decision] = field(default_factory=list)
     _spell: int = 0
     _netted: float = 0.0
     _size: int | None = None
 
     def __post_init__(self) -> None:
-        self.known.wait = min(self.known.wait, LONGEST_LEGACY)
+        if self.promising:
+            self.known.wait = min(self.known.wait, LONGEST_LEGACY)
+        elif self.known.drafted is None:
+            self.known.wait, self.known.account = UNLIKELY, PROBE
+        else:
+            self.known.wait = min(self.known.wait, UNLIKELY)
+
+    @property
+    def promising(self) -> bool:
+        """Whether a chain of some length would pay on a text that is guessed as well as the calibration's, by T(N)
+        alone: where many rows make a pass a matter of arithmetic, none does, and a try would only cost."""
+        if not self.hit:
+            return True
+        table, gain, chance = self.times.table(0), 0.0, 1.0
+        unit = self.times.seconds(1, 0)
+        for length in range(1, LONGEST_CHAIN + 1):
+            chance *= self.hit
+            gain += chance
+            if gain > interpolate(table, length + 1) / unit - 1.0 + length * self.level_share:
+                return True
+        return False
 
     def plan(self, prefix: int, token: int) -> Plan:
         """What to do behind `prefix` tokens, `token` of them new."""

@@ -46,6 +46,8 @@ class SharedNoise:
         position = self._positions[row]
         assert position is not None, "a row that has ended draws"
         chances = torch.softmax(scores, dim=-1)
+        if not bool(torch.isfinite(chances.sum())):  # as torch's own draw, when processors leave nothing to draw from
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         noise = self._at(position, chances)[row]
         self._positions[row] = position + 1
         self._forget()

@@ -76,12 +76,16 @@ class Speculation:
             times = None if fixed else self.times(backbone, about)
             if times is None:
                 return None
+            share = drafter.level_share
+            if about > 1 and share and (alone := self.times(backbone)) is not None:
+                share *= about * alone.seconds(1, 0) / times.seconds(1, 0)  # each row's draft costs what it costs alone
             return Controller(
                 times=times,
                 known=self.known(drafter, temperature, about),
                 limit=limit,
                 expected=drafter.expected(),
-                level_share=drafter.level_share,
+                level_share=share,
+                hit=drafter.hit,
             )
 
         return lambda rows: of(bucket(rows))

@@ -138,6 +138,11 @@ class Drafter(ABC):
         """Time of one more level of a draft, as a share of a pass over one token; 0 if it does not count."""
         return 0.0
 
+    @property
+    def hit(self) -> float | None:
+        """Chance that its first guess is right, by its calibration; None if it has none, or its drafts cost nothing."""
+        return None
+
     def expected(self) -> Sequence[float] | None:
         """Expected accepted tokens of its best tree of 0, 1, 2, … draft nodes, for drafters that make trees of the size
         that they are asked for; None if it sizes its trees itself."""

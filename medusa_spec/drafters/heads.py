@@ -135,6 +135,13 @@ class HeadsDrafter(Drafter):
         """See `Drafter`; as it was where the heads were calibrated."""
         return 0.0 if self.growth is None else self.growth.level_seconds / self.growth.seconds(1)
 
+    @property
+    def hit(self) -> float | None:
+        """See `Drafter`."""
+        if self.values is not None and self.template.paths:
+            return self.values.value((0,))
+        return None if self.growth is None else self.growth.hit
+
     def expected(self) -> Sequence[float] | None:
         """See `Drafter`; by the calibration's counts, of trees that do not grow."""
         if self.growth is not None or self.values is None:

@@ -38,6 +38,11 @@ class HybridDrafter(Drafter):
         """See `Drafter`; look-up has no levels."""
         return self.heads.level_share
 
+    @property
+    def hit(self) -> float | None:
+        """See `Drafter`; of the heads, since look-up goes on where their drafts do not pay."""
+        return self.heads.hit
+
     def begin(self, prompt: Sequence[int]) -> DraftSession:
         """A session of both."""
         heads = self.heads.begin(prompt)

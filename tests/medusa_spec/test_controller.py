@@ -14,6 +14,7 @@ from medusa_spec.controller import (
     MOST_REINVESTED,
     PRICE,
     RISK,
+    UNLIKELY,
     WARM_UP,
     Controller,
     Experience,
@@ -25,7 +26,7 @@ NODES = 4
 
 
 def controller(known: Experience | None = None, **given: object) -> Controller:
-    return Controller(times=PassTimes({256: FLAT}), known=known or Experience(), **given)  # type: ignore[arg-type]
+    return Controller(**{"times": PassTimes({256: FLAT}), "known": known or Experience(), **given})  # type: ignore[arg-type]
 
 
 class World:
@@ -42,7 +43,7 @@ class World:
         gained = next(self.accepted)
         size, beside = (1, 0.0) if plan.limit == 0 else (NODES, self.draft)
         gained = 0 if plan.limit == 0 else gained
-        passed = FLAT[size]
+        passed = self.deciding.times.measured[256][size]
         self.deciding.observe(size=size, prefix=256, accepted=gained, passed=passed, step=passed + beside)
         self.seconds += passed + beside
         self.tokens += 1 + gained
@@ -115,6 +116,36 @@ def test_chance_does_not_end_what_pays(seeds=20):
         world = World(controller(), 0.3, iter(lambda: 2 * dice.randrange(2), None)).run(1000)  # noqa: B023
         share.append(sum(world.drafting) / len(world.drafting))
     assert sum(share) / seeds > 0.9
+
+
+DEAR = {size: 1.0 + 0.8 * (size - 1) for size in FLAT}
+"""Times of passes that are bound by arithmetic, as those of many rows are."""
+
+
+def test_where_no_chain_could_pay_plain_steps_come_first_in_every_request():
+    deciding = controller(times=PassTimes({256: DEAR}), hit=0.6)
+    assert not deciding.promising
+    world = World(deciding, 0.3, repeat(0)).run(UNLIKELY + 40)
+    assert not any(world.drafting[:UNLIKELY]) and world.drafting[UNLIKELY]
+    again = controller(known=deciding.known, times=PassTimes({256: DEAR}), hit=0.6)
+    assert LONGEST_LEGACY < again.known.wait <= UNLIKELY
+
+
+@pytest.mark.parametrize(
+    ("times", "hit", "level", "promising"),
+    [
+        (FLAT, 0.6, 0.0, True),
+        (FLAT, None, 0.0, True),
+        (FLAT, 0.3, 0.4, False),
+        (DEAR, 0.9, 0.0, True),
+        (DEAR, None, 0.0, True),
+        ({1: 1.0, 2: 1.9, 4: 1.9, 16: 2.0}, 0.6, 0.0, True),  # a longer chain pays where a short one does not
+    ],
+)
+def test_what_is_promising_follows_from_times_and_first_guesses(times, hit, level, promising):
+    deciding = controller(times=PassTimes({256: times}), hit=hit, level_share=level)
+    assert deciding.promising is promising
+    assert (deciding.plan(256, 0).limit is None) is promising
 
 
 def test_reading_the_prompt_is_not_held_against_the_first_drafts():

@@ -37,3 +37,11 @@ def test_rows_draw_what_plain_sampling_draws_in_whatever_order_they_ask(monkeypa
     assert all(tokens == expected[: len(tokens), row].tolist() for row, tokens in enumerate(found))
     assert torch.equal(torch.get_rng_state(), state)
     assert not shared._states and not shared._noise  # nothing is kept of what no row will ask for
+
+
+def test_nothing_to_draw_from_is_an_error_as_in_plain_sampling():
+    nothing = torch.full((1, VOCAB), -torch.inf)
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        torch.multinomial(torch.softmax(nothing, -1), 1)
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        SharedNoise(2).rule(1).choose(nothing)
