@@ -92,6 +92,7 @@ def measure(
     ends = {eos} if isinstance(eos, int) else set(eos or ())
     for way in ways.values():
         answer(way, groups[0], WARM_UP, ends)
+    ways = {name: way for name, way in ways_of(model, baseline).items() if name in ways}  # look-up forgets the warm-up
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     stats: dict[str, list[DecodingStats]] = {name: [] for name in ways}
     for index, group in enumerate(groups):

@@ -72,7 +72,6 @@ def decode(backbone: Backbone, request: Request) -> DecodingStats:
         stats.seconds["rest"] += clock.lap()
     stats.decisions += request.decisions
     stats.new_tokens = sum(row.sequence.new_tokens for row in request.rows)
-    _wait_for_others(backbone, request)
     return stats
 
 
@@ -190,12 +189,6 @@ def show(request: Request, row: Row, ids: list[int], out: TargetOutput, position
     if request.reads is not None and ids:
         layers = None if out.layers is None else out.layers[0, positions]
         row.session.read(ids, ReadStates(h=out.h[0, positions], layers=layers))
-
-
-def _wait_for_others(backbone: Backbone, request: Request) -> None:
-    """Sharded over ranks, every forward is a collective: a finished rank must go on until all are."""
-    while request.go_on is not None and request.go_on():
-        backbone.verify(*lay_out({0: TokenTree.root_only(0)}, request.cache, backbone.device))
 
 
 class Clock:

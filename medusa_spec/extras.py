@@ -61,7 +61,9 @@ class Extras:
         rows = self.padding + read
         last = rows if piece is None else (rows - 1) % piece + 1
         if "hidden_states" in self.asked:
-            states = self._wanted(out.hidden_states or (), lambda layer: pad(layer, (0, 0, self.padding, 0))[:, -last:])
+            states = self._wanted(
+                out.hidden_states or (), lambda layer: pad(layer, (0, 0, self.padding, 0))[..., -last:, :]
+            )
             self.hidden_states.append(states)
         if "attentions" in self.asked:
             weights = enumerate(out.attentions or ())
@@ -70,7 +72,7 @@ class Extras:
     def _last_rows(self, weights: torch.Tensor, cache: SlabCache, index: int, last: int) -> torch.Tensor:
         """Of the last tokens, over as many keys as plain decoding holds there."""
         weights = pad(weights, (self.padding, 0, self.padding, 0))
-        window, before = cache.window(index), cache.get_seq_length() + self.padding - last
+        window, before = cache.window(index) or cache.chunk(index), cache.get_seq_length() + self.padding - last
         keys = last + (before if window is None else min(before, window - 1))
         return weights[:, :, -last:, -keys:]
 
@@ -93,7 +95,7 @@ class Extras:
         columns = torch.tensor([*range(length), *(length + node for node in path)])
         whole = self.padding + len(columns)
         for index, layer in enumerate(attentions):
-            window = cache.window(index)
+            window = cache.window(index) or cache.chunk(index)
             weights = layer[:, :, path[-1] : path[-1] + 1].index_select(3, columns.to(layer.device))
             weights = pad(weights, (self.padding, 0))
             found.append(weights[..., whole - min(whole, window or whole) :])
@@ -105,4 +107,4 @@ class Extras:
 
 
 def _at(node: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda layer: layer[:, node : node + 1].clone()
+    return lambda layer: layer.narrow(-2, node, 1).clone()  # some models keep several streams before [B, T, H]

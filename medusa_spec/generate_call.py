@@ -2,8 +2,9 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ EXTRAS = ("hidden_states", "attentions")
 class MedusaGenerateOutput(GenerateDecoderOnlyOutput):
     """What `generate(return_dict_in_generate=True)` returns: Hugging Face's output and the counters of the decoding.
 
-    Of a batch, `scores` and `logits` are zero behind the end of a row, and there is no `cache`.
+    Of a batch, `scores` and `logits` are zero behind the end of a row, and there is no `cache`. Where the target's own
+    loop decoded (`stats.rule` says why) all is as there.
 
     Attributes:
         stats: Counters and times; see `DecodingStats`.
@@ -95,29 +97,24 @@ class Call:
         reason = self._reason_against(input_ids, logits_processor, stopping_criteria, generation_config)
         if reason is not None:
             logger.warning_once(f"This was decoded by the target's own loop, without drafts: {reason}.")
-            self.record(DecodingStats(requests=len(input_ids), rule=f"the target's own loop, since {reason}"))
-            loop: Any = model._sample
-            return loop(
-                input_ids,
-                logits_processor=logits_processor,
-                stopping_criteria=stopping_criteria,
-                generation_config=generation_config,
-                synced_gpus=self.synced_gpus,
-                streamer=self.streamer,
-                **model_kwargs,
-            )
+            prepared = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
+            return self._by_the_target(reason, model, input_ids, generation_config, prepared | model_kwargs)
         cache = self.backbone.new_cache()
         if self.user_cache is not None:
             cache.load(self.user_cache)
         mask, past = model_kwargs.get("attention_mask"), cache.get_seq_length()
         prompts = [_prompt(input_ids, mask, row, generation_config, past) for row in range(len(input_ids))]
+        padding = input_ids.shape[1] - prompts[0][0].shape[1]
+        if padding and self.user_cache is not None and not isinstance(cache, SlabCache):
+            raise UnsupportedError(
+                "a cache with a padded prompt cannot be speculated on the route "
+                f"{self.backbone.route.name!r}; pass the prompt unpadded"
+            )
         request = self._request(cache, input_ids, prompts, logits_processor, stopping_criteria, generation_config)
-        together = len(prompts) == 1 or self.backbone.takes_rows
-        stats = decode(self.backbone, request) if together else self._one_by_one(request)
+        stats = decode(self.backbone, request)
         if self.streamer is not None:
             self.streamer.end()
         self.record(stats)
-        padding = input_ids.shape[1] - prompts[0][0].shape[1]
         kept = self._exported(request, cache, padding, generation_config)
         return _output(request.rows, kept, stats, generation_config)
 
@@ -129,16 +126,42 @@ class Call:
         config: GenerationConfig,
     ) -> str | None:
         """Why this cannot be decoded here, in words; None if it can."""
+        if self.synced_gpus:
+            return "ranks that share the target must make their passes together"
         asked = [name for name in EXTRAS if _asked(config, name)]
         if asked and not self.backbone.route.collects:
             return f"{' and '.join(asked)} are not read off trees on the route {self.backbone.route.name!r}"
         if len(input_ids) == 1:
             return None
-        if self.user_cache is not None and self.user_cache.get_seq_length():
-            return "it goes on behind a cache that was passed"
+        if self.user_cache is not None:
+            return "a cache was passed with a batch"
+        if self.streamer is not None:
+            return "a streamer is shown all rows of a batch at once"
+        if not self.backbone.takes_rows:
+            return "the longest row of a batch rescales the positions of all"
         if asked:
             return f"{' and '.join(asked)} of it were asked for"
         return reason_against_rows(processors, criteria)
+
+    def _by_the_target(
+        self, reason: str, model: Any, input_ids: torch.Tensor, config: GenerationConfig, prepared: dict[str, Any]
+    ) -> Any:
+        """What Hugging Face's own loop returns, with counters; what is not counted there is left at zero."""
+        began = perf_counter()
+        out = model._sample(
+            input_ids, generation_config=config, synced_gpus=self.synced_gpus, streamer=self.streamer, **prepared
+        )
+        sequences, rows = getattr(out, "sequences", out), len(input_ids)
+        new = sequences.shape[1] - input_ids.shape[1]
+        stats = DecodingStats(
+            requests=rows,
+            rule=f"the target's own loop, since {reason}",
+            new_tokens=rows * new,
+            passes=rows * (new - 1),
+        )
+        stats.seconds["verify"] = perf_counter() - began
+        self.record(stats)
+        return MedusaGenerateOutput(**out, stats=stats) if isinstance(out, GenerateDecoderOnlyOutput) else out
 
     def _request(
         self,
@@ -159,7 +182,7 @@ class Call:
                 unread=unread.to(self.backbone.device),
                 session=self.drafter.begin(prompt[0].tolist()),
                 rule=_rule(config, noise, place),
-                processors=processors if alone else processors_of(processors, place),
+                processors=processors if alone else processors_of(processors, place, len(prompts)),
                 emit=None if self.streamer is None else self._emit,
                 extras=_extras(config, padding=input_ids.shape[1] - prompt.shape[1]) if alone else None,
                 ended=None if noise is None else functools.partial(noise.end, place),
@@ -176,27 +199,15 @@ class Call:
             draft_nodes=self.draft_nodes,
             controllers=self._controllers(config),
             steps=self.steps,
-            go_on=self._others_are_decoding if self.synced_gpus else None,
         )
 
-    def _controllers(self, config: GenerationConfig) -> Callable[[int], Controller | None] | None:
-        if self.synced_gpus:
-            return None  # ranks that share the target must make their passes together
+    def _controllers(self, config: GenerationConfig) -> Callable[[int], Controller | None]:
         temperature = float(config.temperature or 1.0) if config.do_sample else 0.0
         limits = {"limit": self.draft_nodes, "temperature": temperature, "mode": self.mode}
         return self.speculation.controllers(self.backbone, self.drafter, **limits)  # type: ignore[arg-type]
 
     def _emit(self, token: int) -> None:
         self.streamer.put(torch.tensor([token], device="cpu"))
-
-    def _others_are_decoding(self) -> bool:
-        model: Any = self.backbone.model
-        return model._has_unfinished_sequences(True, synced_gpus=True, device=model.device)
-
-    def _one_by_one(self, request: Request) -> DecodingStats:
-        """Rows that cannot share a pass, one after the other."""
-        alone = [replace(request, rows=[row], cache=self.backbone.new_cache()) for row in request.rows]
-        return functools.reduce(DecodingStats.merge, [decode(self.backbone, one) for one in alone])
 
     def _exported(self, request: Request, loaded: SlabCache, padding: int, config: GenerationConfig) -> Any:
         """The cache as it is returned; the user's, if there is one, is brought up to date."""

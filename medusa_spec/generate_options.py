@@ -181,7 +181,9 @@ ARGUMENTS: dict[str, Option] = {
     **_same("logits_processor", words="one call per emitted token with the path's own ids; state needs no branching"),
     **_same("stopping_criteria", words="asked at every token, inside an accepted path too"),
     **_same("prefix_allowed_tokens_fn", words=PROCESSED),
-    **_same("synced_gpus", words="a rank that is done makes empty passes until all are; found as Hugging Face does"),
+    **_same(
+        "synced_gpus", words="ranks that share the target are left to its own loop; found out as Hugging Face does"
+    ),
     **_same("streamer", words="every token once, as it is emitted; ended, if it has begun, when something raises"),
     **_same("tokenizer", words="for stop_strings"),
     **_same("cache", "past_key_values", words="a DynamicCache is read and brought up to date; others are refused"),

@@ -206,7 +206,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
             **kwargs: As for the target's `generate`.
 
         Returns:
-            Ids [1, T], or with `return_dict_in_generate=True` Hugging Face's output with `stats` added. The counters
+            Ids [B, T], or with `return_dict_in_generate=True` Hugging Face's output with `stats` added. The counters
             are in `last_stats` too.
 
         Raises:

@@ -22,9 +22,6 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PREFIXES = (256, 2048)
 """Prefix lengths at which they are; T is linear in the prefix, since attention is."""
 
-MOST_NODES = 128
-"""Most nodes of all rows in a pass over a batch that is measured; beyond it T goes on as it went."""
-
 SECONDS = 1.5
 """Time for each prefix, after one round that must be."""
 
@@ -65,6 +62,19 @@ class PassTimes:
         """T(N) behind `prefix` tokens, as of now."""
         return interpolate(self.table(prefix), size)
 
+    def for_rows(self, rows: int) -> "PassTimes":
+        """T(N) of passes over several rows with N nodes in each, as far as one row's times tell.
+
+        A pass over `rows` trees does what one over as many nodes behind one prefix does, but for reading `rows`
+        prefixes in place of one; what decoding sees corrects that.
+        """
+        return PassTimes(
+            {
+                prefix: {size: interpolate(times, size * rows) for size in times}
+                for prefix, times in ((prefix, self.table(prefix)) for prefix in self.measured)
+            }
+        )
+
     def observe(self, size: int, prefix: int, seconds: float) -> None:
         """Is told what a pass of N nodes took."""
         ratio = log(min(max(seconds / self.seconds(size, prefix), 1 / OUTLIER), OUTLIER))
@@ -85,15 +95,13 @@ class PassTimes:
         return low + max(0.0, self.measured[last][size] - low) * max(0, prefix - first) / (last - first)
 
 
-def measure(
-    backbone: Backbone, sizes: Sequence[int] = SIZES, prefixes: Sequence[int] = PREFIXES, rows: int = 1
-) -> PassTimes:
+def measure(backbone: Backbone, sizes: Sequence[int] = SIZES, prefixes: Sequence[int] = PREFIXES) -> PassTimes:
     """Measures T(N) in a few seconds: the sizes in turn, so that a machine that drifts does it to all of them."""
     longest = backbone.max_length
     room = [prefix for prefix in prefixes if longest is None or prefix + max(sizes) <= longest]
     found = {}
     for prefix in room or [max(0, (longest or 0) - max(sizes))]:
-        cache = filled_cache(backbone, prefix, rows)
+        cache = filled_cache(backbone, prefix)
         timers = {size: pass_timer(backbone, size, cache) for size in sizes}
         began = perf_counter()
         for timer in timers.values():
@@ -105,29 +113,14 @@ def measure(
     return PassTimes(found)
 
 
-def measure_rows(backbone: Backbone, rows: int, alone: PassTimes) -> PassTimes:
-    """T(N) of passes over several rows, N nodes in each.
-
-    Measured behind the shortest prefix; a longer one costs every row what it costs a row alone, whose attention it is.
-    """
-    first, *later = alone.measured
-    sizes = [size for size in alone.sizes if size * rows <= MOST_NODES] or [1]
-    found = {first: measure(backbone, sizes, [first], rows).measured.popitem()[1]}
-    for prefix in later:
-        longer = {size: alone.measured[prefix][size] - alone.measured[first][size] for size in sizes}
-        found[prefix] = {size: seconds + rows * max(0.0, longer[size]) for size, seconds in found[first].items()}
-    return PassTimes(found)
-
-
-def pass_times(backbone: Backbone, prepared: str, rows: int = 1) -> PassTimes:
+def pass_times(backbone: Backbone, prepared: str) -> PassTimes:
     """T(N) from the disk, or measured and put there.
 
     Args:
         backbone: The target.
         prepared: What was done to make it fast, in words: a part of what the times are kept by.
-        rows: Rows of a pass, N nodes in each.
     """
-    facts = _facts(backbone, prepared, rows)
+    facts = _facts(backbone, prepared)
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_directory() / "pass-times" / f"{name}.json"
     try:
@@ -135,7 +128,7 @@ def pass_times(backbone: Backbone, prepared: str, rows: int = 1) -> PassTimes:
         return PassTimes({int(p): {int(n): float(t) for n, t in times.items()} for p, times in kept.items()})
     except (CheckpointError, AttributeError, KeyError, TypeError, ValueError, StopIteration):
         pass  # not there, or of another version: measured anew
-    found = measure(backbone) if rows == 1 else measure_rows(backbone, rows, pass_times(backbone, prepared))
+    found = measure(backbone)
     try:
         write_json(path, {"facts": facts, "seconds": found.measured})
     except OSError:
@@ -143,7 +136,7 @@ def pass_times(backbone: Backbone, prepared: str, rows: int = 1) -> PassTimes:
     return found
 
 
-def _facts(backbone: Backbone, prepared: str, rows: int) -> dict[str, Any]:
+def _facts(backbone: Backbone, prepared: str) -> dict[str, Any]:
     """What times depend on: shapes, dtype, device, versions, threads, batch."""
     facts = machine_facts(backbone.device, backbone.dtype)
     config = json.loads(backbone.config.to_json_string(use_diff=True))
@@ -155,6 +148,6 @@ def _facts(backbone: Backbone, prepared: str, rows: int) -> dict[str, Any]:
         "prepared": prepared,
         "route": backbone.route.name,
         "attention": str(getattr(backbone.config, "_attn_implementation", "")),
-        "batch": rows,
+        "batch": 1,
         "cuda": torch.version.cuda,
     }

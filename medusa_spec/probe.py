@@ -28,6 +28,9 @@ FAR_BELOW = 0.4
 """A tree pass of the real model must differ from sequential passes by less than this share of what a wrong mask does:
 in bfloat16 rounding alone comes to a tenth of it, a wrong mask to all of it."""
 
+PASSING = (torch.OutOfMemoryError, MemoryError)
+"""Failures that say nothing about a route: they are raised rather than remembered."""
+
 _verdicts: dict[tuple[str, ...], tuple[str, bool | None]] = {}
 """What a twin said, in words, and whether it was exact; None where there was none."""
 
@@ -67,6 +70,8 @@ def probe(backbone: Backbone) -> str:
         backbone.take(route)
         try:
             found = _probe_route(backbone)
+        except PASSING:
+            raise
         except Exception as error:  # of a model that does not suit the route: whatever it is, the next one is tried
             reason = str(error) if isinstance(error, MedusaError) else f"{type(error).__name__}: {error}"
             failures.append(f"{route.name}: {reason}{route.failing_means}")
@@ -166,6 +171,8 @@ def _probe_twin(backbone: Backbone) -> tuple[str, bool | None]:
     try:
         small = Backbone(twin(backbone.model, _original(backbone)))
         small.forward(arbitrary_prompt(small, 4))
+    except PASSING:
+        raise
     except Exception as error:  # a config that cannot be shrunk says nothing about the model; the model itself is next
         logger.info("no twin of %s: %r", type(backbone.model).__name__, error)
         return f"twin: none ({type(error).__name__})", None
@@ -175,6 +182,8 @@ def _probe_twin(backbone: Backbone) -> tuple[str, bool | None]:
             compare(small, prompt=arbitrary_prompt(small, length), kept=kept)
             for length, kept in ((WINDOW // 2, ()), (3 * WINDOW, (0, 3, 4)), (3 * WINDOW, (0, 1, 2, 5)))
         ]
+    except PASSING:
+        raise
     except Exception as error:
         reason = str(error) if isinstance(error, MedusaError) else f"{type(error).__name__}: {error}"
         return f"on a small float64 twin: {reason}", False

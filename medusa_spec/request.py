@@ -87,7 +87,6 @@ class Request:
         controllers: From the number of rows that are not done to who decides pass by pass within that; None does as
             `draft_nodes` says.
         steps: Decodes in steps of fixed shape where that serves; None for the ordinary loop alone.
-        go_on: Called when all rows are done; true asks for another, empty pass (other ranks are still decoding).
     """
 
     rows: list[Row]
@@ -97,9 +96,8 @@ class Request:
     draft_nodes: int | None = None
     controllers: Callable[[int], Controller | None] | None = None
     steps: "StaticSteps | None" = None
-    go_on: Callable[[], bool] | None = None
-    _deciding: list[Controller] = field(default_factory=list)
-    _prefix: int = 0  # mean of the rows that the plan was made for
+    _deciding: list[Controller] = field(default_factory=list, init=False)
+    _prefix: int = field(default=0, init=False)  # mean of the rows that the plan was made for
 
     @property
     def running(self) -> dict[int, Row]:

@@ -18,6 +18,10 @@ STATEFUL = (SynthIDTextWatermarkLogitsProcessor,)
 """Hugging Face's own that remember what they have seen: every row gets a copy."""
 
 
+HELD = ("prompt_ignore_length", "encoder_input_ids", "generated_ngrams")
+"""Attributes in which Hugging Face's own hold something for each row."""
+
+
 def reason_against_rows(processors: Iterable[Any], criteria: Iterable[Any]) -> str | None:
     """Why a batch cannot be decoded row by row, in words; None if it can."""
     for kind, module, given in (
@@ -33,20 +37,24 @@ def reason_against_rows(processors: Iterable[Any], criteria: Iterable[Any]) -> s
     return None
 
 
-def processors_of(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """The processors of one row of a batch."""
-    return LogitsProcessorList([_processor(processor, row) for processor in processors])
+def processors_of(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProcessorList:
+    """The processors of one row of a batch of `rows`."""
+    return LogitsProcessorList([_processor(processor, row, rows) for processor in processors])
 
 
-def _processor(processor: Any, row: int) -> Any:
+def _processor(processor: Any, row: int, rows: int) -> Any:
     if type(processor) is PrefixConstrainedLogitsProcessor:
         # Answers to one prompt are told to the function as beams are: by the number of the prompt.
         allowed, prompt = processor._prefix_allowed_tokens_fn, row // processor._num_beams
         return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(prompt, ids), num_beams=1)
-    ignored = getattr(processor, "prompt_ignore_length", None)
-    if isinstance(ignored, torch.Tensor) and ignored.shape[0] > 1:  # one for each row, of its padding
+    held = {name: value for name in HELD if isinstance(value := getattr(processor, name, None), (torch.Tensor, list))}
+    if held:
         processor = copy.copy(processor)
-        processor.prompt_ignore_length = ignored[row : row + 1]
+        for name, value in held.items():  # one for each row, or for each prompt, of which there are several answers
+            place = row * len(value) // rows
+            setattr(processor, name, value[place : place + 1])
+        if hasattr(processor, "batch_size"):
+            processor.batch_size = 1
         return processor
     own = type(processor).__module__ == logits_process.__name__ and not isinstance(processor, STATEFUL)
     return processor if own else copy.deepcopy(processor)

@@ -98,11 +98,15 @@ class Speculation:
         return self._known[id(drafter)].setdefault((round(temperature / HOT), rows), Experience())
 
     def times(self, backbone: Backbone, rows: int = 1) -> PassTimes | None:
-        """T(N) of the target where it is now, of passes over several rows N in each; None if it cannot be timed."""
+        """T(N) of the target where it is now, of passes over several rows N in each; None if it cannot be timed.
+
+        Those of one row are measured; those of more follow from them, and from what decoding sees.
+        """
         key = (backbone.device, backbone.dtype, rows)
         if key not in self._times:
             try:
-                self._times[key] = pass_times(backbone, self.prepared, rows)
+                alone = pass_times(backbone, self.prepared) if rows == 1 else self.times(backbone)
+                self._times[key] = alone if alone is None or rows == 1 else alone.for_rows(rows)
             except Exception as error:  # whatever it was, decoding goes on as it can without times
                 logger.warning(f"passes of this model could not be timed, so speculation='fixed' it is: {error!r}")
                 self._times[key] = None

@@ -39,8 +39,6 @@ def reason_against(request: Request, backbone: Backbone, draft: FixedDraft | Non
         return f"{row.rule.name} with processors or scores chooses token by token on the host"
     if draft is None:
         return "the drafter's trees have no fixed shape"
-    if request.go_on is not None:
-        return "ranks that share the target must make their passes together"
     if backbone.route.name != AttentionRoute.name:
         return f"the target's trees are checked on the route {backbone.route.name!r}"
     if backbone.rescales_positions:

@@ -58,5 +58,5 @@ def joined(parts: Sequence[TargetOutput], dim: int = 1) -> TargetOutput:
         logits=torch.cat([part.logits for part in parts], dim=dim),
         h=torch.cat([part.h for part in parts], dim=dim),
         layers=torch.cat(layers, dim=dim) if layers else None,
-        hidden_states=tuple(torch.cat(layer, dim=dim) for layer in states) or None,
+        hidden_states=tuple(torch.cat(layer, dim=dim - 3) for layer in states) or None,
     )

@@ -146,6 +146,7 @@ def _shared_settings(dice: random.Random) -> dict[str, Any]:
         "sequence_bias": lambda: [[tokens(1), 3.0], [tokens(2), -4.0]],
         "suppress_tokens": lambda: tokens(9),
         "begin_suppress_tokens": lambda: tokens(9),
+        "encoder_no_repeat_ngram_size": lambda: dice.choice([2, 3]),
         "min_new_tokens": lambda: dice.choice([1, 5]),
         "forced_eos_token_id": lambda: tokens(1)[0],
         "watermarking_config": lambda: WatermarkingConfig(

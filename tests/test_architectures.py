@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from medusa_spec import MedusaModel
+
 ROOT = Path(__file__).parent.parent
 BENCHMARKS, DOCS = ROOT / "benchmarks", ROOT / "docs"
 MODULES = ("architectures_tiny", "architectures_law", "architectures_table", "architectures")
@@ -106,3 +108,22 @@ def test_one_that_dies_or_hangs_says_so(sweep, monkeypatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 1)
     assert "its process ended" in module.guarded("llama")["reason"]
     assert "no answer within 1 seconds" in module.guarded("mamba")["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("gemma3n_text", "hidden_states"), ("llama4_text", "attentions"), ("gemma3n_text", "attentions")],
+)
+def test_what_layers_of_other_kinds_show_is_what_plain_decoding_shows(sweep, name, asked) -> None:
+    """Several streams of hidden states; attention within chunks, of which plain decoding keeps the last alone."""
+    target = sweep.architectures_tiny.tiny_model(name)
+    target.set_attn_implementation("eager")
+    ids = torch.arange(3, 16)[None]
+    settings = {"do_sample": False, "max_new_tokens": 12, "return_dict_in_generate": True, f"output_{asked}": True}
+    plain = target.generate(ids, **settings)
+    model = MedusaModel(target, drafter="ngram", speculation="fixed")
+    found = model.generate(ids, **settings)
+    assert torch.equal(found.sequences, plain.sequences) and "own loop" not in model.last_stats.rule
+    for own, other in zip(found[asked], plain[asked], strict=True):
+        for one, two in zip(own, other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)

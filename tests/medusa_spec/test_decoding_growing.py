@@ -143,7 +143,7 @@ def test_at_the_prices_of_the_moment_the_text_is_the_same(by_heart, monkeypatch,
     ids = by_heart.text[:, :8]
     times = PassTimes({0: {size: 1e-3 * (1 + dear * size) for size in (1, 2, 8, 64)}})
     monkeypatch.setattr(times, "observe", lambda *seen: None)  # this model's real passes all take the same
-    monkeypatch.setattr("medusa_spec.speculation.pass_times", lambda backbone, prepared, rows: times)
+    monkeypatch.setattr("medusa_spec.speculation.pass_times", lambda backbone, prepared: times)
     nodes = []
     for drafter in (None, "hybrid"):
         model = by_heart.model(FREE)

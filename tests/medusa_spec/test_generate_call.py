@@ -1,10 +1,11 @@
 """The law for batches: every row of one is what plain decoding of the batch says, token for token, in float64."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from medusa_spec import Drafter, MedusaModel
 
@@ -234,11 +235,73 @@ def test_what_says_that_it_goes_by_rows_is_copied_for_each(llama, scripted, prom
     assert processor.seen == {}
 
 
-def test_rows_of_rescaled_positions_are_decoded_one_by_one(make_model, scripted, prompt):
+def own_loop(model, batch, answer, words, **settings):
+    """The target's own loop decodes it, and says why, and what."""
+    out = model.generate(**batch, do_sample=False, max_new_tokens=NEW, **settings)
+    assert torch.equal(getattr(out, "sequences", out), answer)
+    assert words in model.last_stats.rule and model.last_stats.new_tokens == NEW * len(answer)
+    return out
+
+
+def test_a_batch_whose_longest_row_rescales_positions_is_the_targets_own(make_model, prompt):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 20}
-    model = make_model("llama", rope_parameters=rope, max_position_embeddings=20)
-    lengths = (9, 9, 9)
-    batch = batch_of(prompt, lengths)
-    answers = [model.generate(row[None], do_sample=False, max_new_tokens=NEW)[0] for row in batch["input_ids"]]
-    medusa = wrapped(model, scripted, torch.stack(answers), batch)
-    assert torch.equal(medusa.generate(**batch, do_sample=False, max_new_tokens=NEW), torch.stack(answers))
+    target = make_model("llama", rope_parameters=rope, max_position_embeddings=20)
+    batch = batch_of(prompt, (3, 17, 9))
+    answer = plain(target, batch)
+    own_loop(MedusaModel(target, drafter="ngram", probe=False), batch, answer, "rescales")
+
+
+def test_a_cache_and_a_streamer_of_a_batch_are_the_targets_own(llama, prompt):
+    batch, plain_cache, own_cache = batch_of(prompt, (6, 6)), DynamicCache(), DynamicCache()
+    answer = plain(llama, batch, cache=plain_cache)
+    model = MedusaModel(llama, drafter="ngram", probe=False)
+    own_loop(model, batch, answer, "a cache was passed", cache=own_cache)
+    assert own_cache.get_seq_length() == plain_cache.get_seq_length() > 0
+    put = {True: [], False: []}
+    for mine, generate in ((False, llama.generate), (True, model.generate)):
+        streamer = SimpleNamespace(put=lambda ids, mine=mine: put[mine].append(ids.tolist()), end=lambda: None)
+        generate(**batch, do_sample=False, max_new_tokens=NEW, streamer=streamer)
+    assert put[True] == put[False] and "streamer" in model.last_stats.rule
+
+
+def test_what_the_targets_own_loop_returns_has_counters(llama, prompt):
+    batch = batch_of(prompt, (6, 6))
+    answer = plain(llama, batch)
+    model = MedusaModel(llama, drafter="ngram", probe=False)
+    asked = {"return_dict_in_generate": True, "output_hidden_states": True}
+    out = own_loop(model, batch, answer, "hidden_states", **asked)
+    assert out.stats is model.last_stats and len(out.hidden_states) == NEW
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_processors_that_hold_all_prompts_are_given_the_rows_own(llama, scripted, prompt, answers):
+    batch = batch_of(prompt, (6, 6, 6))
+    settings = {"encoder_no_repeat_ngram_size": 2} | ({"encoder_repetition_penalty": 1.5} if answers == 1 else {})
+    torch.manual_seed(2)
+    answer = llama.generate(**batch, do_sample=True, num_return_sequences=answers, max_new_tokens=NEW, **settings)
+    model = MedusaModel(llama, drafter="ngram", probe=False)
+    torch.manual_seed(2)
+    out = model.generate(**batch, do_sample=True, num_return_sequences=answers, max_new_tokens=NEW, **settings)
+    assert torch.equal(out, answer) and "own loop" not in model.last_stats.rule
+
+
+def test_a_batch_of_any_number_of_rows_is_decoded_whatever_its_passes_take(llama, prompt):
+    batch = batch_of(prompt, (4,) * 70)
+    answer = plain(llama, batch, max_new_tokens=6)
+    model = MedusaModel(llama, drafter="ngram", probe=False, speculation="auto")
+    assert torch.equal(model.generate(**batch, do_sample=False, max_new_tokens=6), answer)
+
+
+def test_ranks_that_share_the_target_are_left_to_its_own_loop(llama, prompt, monkeypatch):
+    """One row, too: a rank that is done must go on with empty passes until all are, which that loop does."""
+    batch, asked = batch_of(prompt, (6,)), []
+    answer = plain(llama, batch)
+
+    def unfinished(done, synced_gpus, device):
+        asked.append((done, synced_gpus))
+        return not done
+
+    monkeypatch.setattr(llama, "_has_unfinished_sequences", unfinished)
+    model = MedusaModel(llama, drafter="ngram", probe=False)
+    own_loop(model, batch, answer, "ranks", synced_gpus=True)
+    assert all(synced for _, synced in asked) and len(asked) >= NEW

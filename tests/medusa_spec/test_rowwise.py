@@ -37,12 +37,12 @@ def test_a_users_own_class_must_say_that_it_goes_by_rows():
 
 def test_what_has_a_state_is_copied_and_what_has_none_is_not():
     state, plain = Users(rowwise=True, seen=[]), TopKLogitsWarper(3)
-    first, second = (processors_of(LogitsProcessorList([state, plain]), row) for row in range(2))
+    first, second = (processors_of(LogitsProcessorList([state, plain]), row, 2) for row in range(2))
     first[0].seen.append(1)
     assert second[0].seen == state.seen == []
     assert first[1] is second[1] is plain
     watermark = SynthIDTextWatermarkLogitsProcessor(3, [1, 2], 8, 8, 0, torch.device("cpu"))
-    assert processors_of(LogitsProcessorList([watermark]), 0)[0] is not watermark
+    assert processors_of(LogitsProcessorList([watermark]), 0, 2)[0] is not watermark
     counting = Ends()
     counting.seen = []
     criteria_of(StoppingCriteriaList([counting]))[0].seen.append(1)
@@ -55,7 +55,7 @@ def test_what_holds_something_for_each_row_is_given_that_rows():
     ignoring = RepetitionPenaltyLogitsProcessor(2.0, prompt_ignore_length=torch.tensor([0, 2, 1]))
     scores = torch.ones(1, 8)
     for row, penalised in enumerate([{4, 5, 6}, {6}, {5, 6}]):
-        prefixed, penalty = processors_of(LogitsProcessorList([prefix, ignoring]), row)
+        prefixed, penalty = processors_of(LogitsProcessorList([prefix, ignoring]), row, 3)
         prefixed(torch.tensor([[4, 5, 6]]), scores)
         assert {int(place) for place in penalty(torch.tensor([[4, 5, 6]]), scores)[0].lt(1).nonzero()} == penalised
     assert asked == [0, 1, 2]
@@ -69,9 +69,9 @@ def test_nothing_of_hugging_faces_holds_something_for_each_row_that_is_not_known
         "PrefixConstrainedLogitsProcessor",
         "RepetitionPenaltyLogitsProcessor",
         "SynthIDTextWatermarkLogitsProcessor",
-        # Refused as guidance, or of encoders, speech and codebooks.
-        *("UnbatchedClassifierFreeGuidanceLogitsProcessor", "ClassifierFreeGuidanceLogitsProcessor"),
         *("EncoderNoRepeatNGramLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
+        # Refused as guidance, or of speech and codebooks.
+        *("UnbatchedClassifierFreeGuidanceLogitsProcessor", "ClassifierFreeGuidanceLogitsProcessor"),
         *("WhisperTimeStampLogitsProcessor", "WhisperNoSpeechDetection", "DiaClassifierFreeGuidanceLogitsProcessor"),
         "DiaEOSDelayPatternLogitsProcessor",
     }

@@ -20,7 +20,7 @@ FAST = PassTimes({16: {1: 1.0, 64: 1.0}})
 @pytest.fixture
 def timed(monkeypatch):
     """T(N) of a machine where nodes are free."""
-    monkeypatch.setattr(speculation, "pass_times", lambda backbone, prepared, rows: copy.deepcopy(FAST))
+    monkeypatch.setattr(speculation, "pass_times", lambda backbone, prepared: copy.deepcopy(FAST))
 
 
 def wrapped(**given):
@@ -53,7 +53,7 @@ def test_decisions_are_returned(timed):
 def test_drafts_that_bring_nothing_are_given_up_and_it_is_said(monkeypatch):
     """A pass over two nodes takes ten times as long as one."""
     dear = PassTimes({16: {1: 1e-3, 2: 1e-2, 64: 1e-1}})
-    monkeypatch.setattr(speculation, "pass_times", lambda backbone, prepared, rows: dear)
+    monkeypatch.setattr(speculation, "pass_times", lambda backbone, prepared: dear)
     monkeypatch.setattr(dear, "observe", lambda *given: None)
     model = wrapped(drafter="heads")
     laps = iter(range(1_000_000))
@@ -131,7 +131,7 @@ def test_a_drafter_that_is_gone_is_forgotten_and_needs_no_hash(timed):
 
 
 def test_a_model_that_cannot_be_timed_decodes_as_fixed(monkeypatch):
-    def fail(backbone, prepared, rows):
+    def fail(backbone, prepared):
         raise RuntimeError("no clock")
 
     said = []

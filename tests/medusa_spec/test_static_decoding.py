@@ -374,7 +374,7 @@ def test_what_steps_cannot_do_the_ordinary_loop_does(llama, prompt, arguments, r
 def stub(**changes):
     """A request and a backbone that nothing speaks against, but for the changes."""
     row = SimpleNamespace(batched_choice=changes.get("batched_choice", True), rule=EXACT_SAMPLING)
-    request = {"rows": [row] * changes.get("row_count", 1), "go_on": None}
+    request = {"rows": [row] * changes.get("row_count", 1)}
     backbone = {"rescales_positions": False, "vocab_size": 8, "ids_below": 8, "device": torch.device("cpu")}
     backbone |= {"spread": None, "route": SimpleNamespace(name="attention interface")}
     parts = [{name: changes.get(name, value) for name, value in part.items()} for part in (request, backbone)]
@@ -386,7 +386,6 @@ def stub(**changes):
     [
         ({}, None),
         ({"batched_choice": False}, "token by token"),
-        ({"go_on": lambda: True}, "ranks"),
         ({"row_count": 2}, "a batch of 2 rows"),
         ({"rescales_positions": True}, "rescaled"),
         ({"route": SimpleNamespace(name="4-D mask")}, "route '4-D mask'"),
