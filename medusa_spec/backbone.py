@@ -341,7 +341,7 @@ class Backbone:
         """One pass over the N nodes of a tree, each row behind its own prefix.
 
         Args:
-            input_ids: Node tokens [B, N].
+            input_ids: Node tokens of all rows, side by side [1, M].
             tree_pass: Shape, prefix lengths and cache; see `attention.TreePass` and `StaticTreePass`.
             last_only: As in `forward`, for the last node.
             all_states: As in `forward`.
@@ -349,7 +349,7 @@ class Backbone:
             collect: As in `forward`.
 
         Returns:
-            Logits [B, N, V], h [B, N, H] and layers [B, N, L, H] at every node, or at the last one.
+            Logits [1, M, V], h [1, M, H] and layers [1, M, L, H] at every node, or at the last one.
         """
         return self.route.verify(
             input_ids, tree_pass, last_only=last_only, all_states=all_states, taps=taps, collect=collect

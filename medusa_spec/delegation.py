@@ -22,7 +22,7 @@ class Pass(Protocol):
 
     @property
     def positions(self) -> torch.Tensor:
-        """Position of every node, int64 [B, N]."""
+        """Position of every node of all rows, int64 [1, M]."""
 
     @property
     def no_mask(self) -> torch.Tensor:

@@ -97,6 +97,7 @@ class Request:
     controllers: Callable[[int], Controller | None] | None = None
     steps: "StaticSteps | None" = None
     _deciding: list[Controller] = field(default_factory=list, init=False)
+    _now: Controller | None = field(default=None, init=False)  # who planned the step that is under way
     _prefix: int = field(default=0, init=False)  # mean of the rows that the plan was made for
 
     @property
@@ -133,10 +134,10 @@ class Request:
     def plan(self) -> Plan:
         """What the next step does, in every row."""
         running = self.running
-        controller = None if self.controllers is None else self.controllers(len(running))
+        controller = self._now = None if self.controllers is None else self.controllers(len(running))
         if controller is None:
             return Plan(limit=self.draft_nodes)
-        if controller not in self._deciding[-1:]:
+        if controller not in self._deciding:
             self._deciding.append(controller)
         self._prefix = sum(self.cache.lengths[place] for place in running) // len(running)
         plan = controller.plan(self._prefix, max(row.sequence.new_tokens for row in running.values()))
@@ -154,8 +155,8 @@ class Request:
             accepted: Draft tokens accepted in all of them.
             **seconds: `passed`, `step` and `draft`; see `Controller.observe`.
         """
-        if self._deciding:
-            self._deciding[-1].observe(
+        if self._now is not None:
+            self._now.observe(
                 size=max(1, round(nodes / len(places))),
                 prefix=self._prefix,
                 accepted=accepted / len(places),

@@ -47,7 +47,7 @@ class FastDecoder(Swapped):
     """Mixed into a decoder of embeddings, rotary positions, layers and a norm; other passes are as before."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Token ids [B, N] to the plain decoder's output."""
+        """Token ids [1, M] to the plain decoder's output."""
         out = None if args else _in_one_call(self, self.__dict__[RECORD], kwargs)
         if out is not None:
             return out
@@ -72,7 +72,7 @@ def _in_one_call(decoder: Any, record: DecoderRecord, kwargs: dict[str, Any]) ->
 def _hidden(
     decoder: Any, record: DecoderRecord, ids: torch.Tensor, positions: torch.Tensor, tree_pass: TreePass
 ) -> torch.Tensor | None:
-    """The last hidden states [B, N, H]; None if a layer is not as it was found, or this pass is not for the kernel."""
+    """The last hidden states [1, M, H]; None if a layer is not as it was found, or this pass is not for the kernel."""
     modules = decoder._modules
     if modules["layers"] is not record.watch.root or not record.watch.holds():
         return None

@@ -64,6 +64,17 @@ def test_one_controller_decides_for_as_many_rows_as_run_by_their_means():
     assert request.decisions == ["for 3", "for 2"]
 
 
+def test_a_step_that_nobody_planned_is_told_to_nobody():
+    """As rows end, the next smaller batch may be one that cannot be timed."""
+    first = Decider("for 2")
+    request = request_of([10, 20], lambda rows: first if rows == 2 else None)
+    request.plan()
+    request.rows[1].done = True
+    assert request.plan() == Plan(limit=None)
+    request.learn([0], nodes=1, accepted=0, passed=1.0, step=1.0)
+    assert first.observed == []
+
+
 def test_without_a_controller_the_limit_that_was_asked_for_holds():
     for request in (request_of([5], draft_nodes=4), request_of([5, 6], lambda rows: None, draft_nodes=4)):
         assert request.plan() == Plan(limit=4)
