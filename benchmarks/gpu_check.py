@@ -424,7 +424,8 @@ def _attention_times(prefix: int, settings: Settings, nodes: int = 16) -> dict[s
         torch.randn(1, heads, tokens, 128, device=device, dtype=torch.bfloat16)
         for heads, tokens in ((32, nodes), (8, capacity), (8, capacity))
     ]
-    prefixes: Any = SimpleNamespace(lengths=[prefix], window=lambda layer: None, base=lambda layer, row: 0)
+    alike: dict[str, Any] = dict.fromkeys(("window", "chunk"), lambda layer: None)
+    prefixes: Any = SimpleNamespace(lengths=[prefix], base=lambda layer, row: 0, **alike)
     length = torch.tensor([prefix], device=device)
     buffers: Any = SimpleNamespace(length=length, slots=length + torch.arange(nodes, device=device), **vars(prefixes))
     buffers.capacity, buffers.device = capacity, device

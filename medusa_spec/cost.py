@@ -108,7 +108,7 @@ def _bush(size: int) -> TreeShape:
 
 
 def interpolate(times: Mapping[int, float], size: int) -> float:
-    """T(N) between the measured sizes, linearly; beyond the last one it goes on with the last slope."""
+    """T(N) between the measured sizes, linearly; beyond the last one it goes on with the last slope, if that rises."""
     known = sorted(times)
     if not known:
         raise ConfigError("times must hold at least one measured size, got none")
@@ -116,7 +116,8 @@ def interpolate(times: Mapping[int, float], size: int) -> float:
         return times[known[0]]
     right = next((n for n in known[1:] if n >= size), known[-1])
     left = known[known.index(right) - 1]
-    return times[left] + (times[right] - times[left]) * (size - left) / (right - left)
+    rise = times[right] - times[left]
+    return times[right] + (max(0.0, rise) if size > right else rise) * (size - right) / (right - left)
 
 
 def best_size(expected: Sequence[float], times: Mapping[int, float], extra: float = 0.0) -> int:

@@ -68,11 +68,9 @@ class PassTimes:
         A pass over `rows` trees does what one over as many nodes behind one prefix does, but for reading `rows`
         prefixes in place of one; what decoding sees corrects that.
         """
+        tables = {prefix: self.table(prefix) for prefix in self.measured}
         return PassTimes(
-            {
-                prefix: {size: interpolate(times, size * rows) for size in times}
-                for prefix, times in ((prefix, self.table(prefix)) for prefix in self.measured)
-            }
+            {prefix: {size: _of_nodes(times, size * rows) for size in times} for prefix, times in tables.items()}
         )
 
     def observe(self, size: int, prefix: int, seconds: float) -> None:
@@ -93,6 +91,12 @@ class PassTimes:
         if first == last:
             return low
         return low + max(0.0, self.measured[last][size] - low) * max(0, prefix - first) / (last - first)
+
+
+def _of_nodes(times: Mapping[int, float], nodes: int) -> float:
+    """T(N); beyond the last measured N a node costs what it costs there on the mean, since arithmetic is the bound."""
+    last = max(times)
+    return times[last] * nodes / last if nodes > last else interpolate(times, nodes)
 
 
 def measure(backbone: Backbone, sizes: Sequence[int] = SIZES, prefixes: Sequence[int] = PREFIXES) -> PassTimes:

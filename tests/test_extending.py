@@ -105,7 +105,7 @@ def test_the_new_familys_levels_give_the_modules_logits(nudge: ModuleType) -> No
         torch.nn.init.normal_(parameter)
     levels = LEVELS["nudge"](heads, dtype=torch.float32, device=torch.device("cpu"))
     h, path = torch.randn(8), torch.tensor([3, 11])
-    root = levels.start(h, path[:1])
+    root = levels.start(h[None], path[:1])
     torch.testing.assert_close(levels.logits(0, root)[0], heads(h, path)[0])
     torch.testing.assert_close(levels.logits(1, levels.descend(1, root, path[1:]))[0], heads(h, path)[1])
 

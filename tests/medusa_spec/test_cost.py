@@ -25,6 +25,11 @@ def test_times_between_measured_sizes_lie_on_a_line(size: int, expected: float) 
     assert interpolate(TIMES, size) == pytest.approx(expected)
 
 
+def test_times_do_not_fall_beyond_what_was_measured() -> None:
+    """Two times that are measured may stand in any order: going on with a fall would end below zero."""
+    assert interpolate({1: 2.0, 48: 7.0, 64: 5.0}, 1000) == 5.0
+
+
 def test_one_measured_size_stands_for_all() -> None:
     assert interpolate({4: 2.0}, 1) == interpolate({4: 2.0}, 100) == 2.0
 

@@ -110,3 +110,17 @@ def test_a_home_that_cannot_be_written_is_no_error(cache, monkeypatch):
     monkeypatch.setattr(module, "PREFIXES", (16,))
     cache.parent.joinpath("pass-times").write_text("a file where the folder should be")
     assert pass_times(Backbone(tiny("llama")), "x").sizes == module.SIZES
+
+
+def test_times_of_several_rows_are_those_of_as_many_nodes():
+    alone = PassTimes({256: {1: 1.0, 2: 1.5, 4: 2.0, 8: 4.0}, 2048: {1: 2.0, 2: 2.5, 4: 3.0, 8: 6.0}})
+    assert alone.for_rows(2).measured == {
+        256: {1: 1.5, 2: 2.0, 4: 4.0, 8: 8.0},
+        2048: {1: 2.5, 2: 3.0, 4: 6.0, 8: 12.0},
+    }
+    assert alone.for_rows(100).measured[256] == {1: 50.0, 2: 100.0, 4: 200.0, 8: 400.0}
+
+
+def test_times_of_many_rows_rise_where_those_of_one_were_measured_falling():
+    table = PassTimes({256: {1: 1.0, 48: 7.0, 64: 5.0}}).for_rows(16).measured[256]
+    assert 0 < table[1] < table[48] < table[64]
