@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from medusa_spec.drafters import Drafter, DraftSession, ReadStates
+from medusa_spec.drafters.asking import Drafting
 from medusa_spec.tree import Candidates, Prices, TokenTree
 
 GREEN_UNDERLINED, RESET = "\x1b[32;4m", "\x1b[0m"
@@ -132,6 +133,11 @@ class WatchedDrafter(Drafter):
         """See `Drafter`."""
         return self._drafter.level_share
 
+    @property
+    def hit(self) -> float | None:
+        """See `Drafter`."""
+        return self._drafter.hit
+
     def expected(self) -> Sequence[float] | None:
         """See `Drafter`."""
         return self._drafter.expected()
@@ -151,6 +157,9 @@ class _WatchedSession(DraftSession):
     def draft(self, root: int, h: torch.Tensor | None, limit: int | None) -> TokenTree:
         return self._shown(self._session.draft(root, h, limit))
 
+    def drafting(self, root: int, h: torch.Tensor | None, limit: int | None) -> Drafting[TokenTree]:
+        return self._shown((yield from self._session.drafting(root, h, limit)))
+
     def draft_free(self, root: int, limit: int | None) -> TokenTree:
         return self._shown(self._session.draft_free(root, limit))
 
@@ -165,6 +174,11 @@ class _WatchedSession(DraftSession):
 
     def propose(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> bool:
         proposed = self._session.propose(root, h, candidates)
+        self.levels = self._session.levels
+        return proposed
+
+    def proposing(self, root: int, h: torch.Tensor | None, candidates: Candidates) -> Drafting[bool]:
+        proposed = yield from self._session.proposing(root, h, candidates)
         self.levels = self._session.levels
         return proposed
 

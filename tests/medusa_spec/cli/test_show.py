@@ -18,6 +18,7 @@ from medusa_spec.cli.show import (
     accepted_marks,
 )
 from medusa_spec.drafters import Drafter, DraftSession, NgramDrafter, ReadStates
+from medusa_spec.drafters.asking import alone, answered
 from medusa_spec.testing import tiny_tokenizer
 from medusa_spec.tree import TokenTree, TreeShape, chain
 
@@ -161,6 +162,9 @@ def test_a_watched_drafter_is_shown_what_the_other_asks_for() -> None:
     assert watched.reads == (1, 3) and told == [([5, 6], states), "forget"]
 
 
+GENERATORS = ("drafting", "proposing")
+
+
 def test_a_watched_drafter_hands_on_all_that_a_drafter_can_be_asked() -> None:
     """What is added to the base classes, too: the base class's own answer would hide the other's."""
     asked: list[str] = []
@@ -169,8 +173,9 @@ def test_a_watched_drafter_hands_on_all_that_a_drafter_can_be_asked() -> None:
         """An object of the kind that notes what it is asked."""
 
         def member(name: str) -> Any:
-            def note(self: Any, *arguments: Any) -> None:
+            def note(self: Any, *arguments: Any) -> Any:
                 asked.append(name)
+                return answered(None) if name in GENERATORS else None
 
             return property(note) if isinstance(vars(kind)[name], property) else note
 
@@ -181,7 +186,9 @@ def test_a_watched_drafter_hands_on_all_that_a_drafter_can_be_asked() -> None:
         if isinstance(value, property):
             getattr(one, name)
         else:
-            getattr(one, name)(*[None] * (len(inspect.signature(value).parameters) - 1))
+            answer = getattr(one, name)(*[None] * (len(inspect.signature(value).parameters) - 1))
+            if name in GENERATORS:
+                alone(answer)
 
     session, other = noting(DraftSession), noting(Drafter)
     watched = WatchedDrafter(NgramDrafter(), lambda tree: None)
