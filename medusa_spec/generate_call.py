@@ -146,7 +146,8 @@ class Call:
     def _by_the_target(
         self, reason: str, model: Any, input_ids: torch.Tensor, config: GenerationConfig, prepared: dict[str, Any]
     ) -> Any:
-        """What Hugging Face's own loop returns, with counters; what is not counted there is left at zero."""
+        """What Hugging Face's own loop returns, with counters: rows that have ended count with their padding, and the
+        time is all `verify`."""
         began = perf_counter()
         out = model._sample(
             input_ids, generation_config=config, synced_gpus=self.synced_gpus, streamer=self.streamer, **prepared

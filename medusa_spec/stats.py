@@ -37,8 +37,9 @@ class DecodingStats:
     Attributes:
         rule: The acceptance rule, and whether it is lossless; "several" where decodings with different ones are merged.
         new_tokens: Tokens emitted, after every cut.
-        requests: Decodings counted; each one's first token comes from its prefill.
-        passes: Target passes after the prefill.
+        requests: Texts decoded, every row of a batch being one; each one's first token comes from its prefill.
+        passes: Target passes after the prefill; a pass over several rows counts once for each, so that mu and tau are
+            those of a row.
         drafted_passes: Those of them that had at least one draft node.
         accepted: Accepted draft tokens, counted before any cut at EOS or length. (Sampling and logits processors
             stop at the cut, since going on would draw from the user's random state: there it is counted up to it.)
