@@ -13,6 +13,7 @@ from medusa_spec.cache import SlabCache
 from medusa_spec.errors import ConfigError
 from medusa_spec.prepared.choice import most_likely
 from medusa_spec.tree import TreeShape, chain, shape_of
+from medusa_spec.tree import interpolate as between
 
 SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 42, 56, 64)
 """Pass sizes N that are timed."""
@@ -108,16 +109,10 @@ def _bush(size: int) -> TreeShape:
 
 
 def interpolate(times: Mapping[int, float], size: int) -> float:
-    """T(N) between the measured sizes, linearly; beyond the last one it goes on with the last slope, if that rises."""
-    known = sorted(times)
-    if not known:
+    """T(N) from measured times by N, see `medusa_spec.tree.interpolate`."""
+    if not times:
         raise ConfigError("times must hold at least one measured size, got none")
-    if len(known) == 1 or size <= known[0]:
-        return times[known[0]]
-    right = next((n for n in known[1:] if n >= size), known[-1])
-    left = known[known.index(right) - 1]
-    rise = times[right] - times[left]
-    return times[right] + (max(0.0, rise) if size > right else rise) * (size - right) / (right - left)
+    return between(sorted(times.items()), size)
 
 
 def best_size(expected: Sequence[float], times: Mapping[int, float], extra: float = 0.0) -> int:

@@ -5,6 +5,7 @@ from medusa_spec.tree.growth import Growing as Growing
 from medusa_spec.tree.growth import Growth as Growth
 from medusa_spec.tree.mask import ancestor_mask as ancestor_mask
 from medusa_spec.tree.prices import Prices as Prices
+from medusa_spec.tree.prices import interpolate as interpolate
 from medusa_spec.tree.product_tree import open_product as open_product
 from medusa_spec.tree.search import best_tree as best_tree
 from medusa_spec.tree.search import expected_accepted as expected_accepted
@@ -34,6 +35,7 @@ __all__ = [
     "chain_template",
     "count_paths",
     "expected_accepted",
+    "interpolate",
     "merge_chains",
     "nested_order",
     "open_product",

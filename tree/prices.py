@@ -1,6 +1,7 @@
 """What the nodes and levels of a draft cost, in tokens. Knows times and sizes, no trees and no models."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -38,11 +39,8 @@ class Prices:
             )
 
     def seconds(self, size: int) -> float:
-        """T(N), linear between the measured sizes and beyond the last."""
-        sizes = [known for known, _ in self.pass_seconds]
-        right = min(max(1, bisect_left(sizes, size)), len(sizes) - 1)
-        (low, start), (high, stop) = self.pass_seconds[right - 1 : right + 1]
-        return start + (stop - start) * (size - low) / (high - low)
+        """T(N), see `interpolate`."""
+        return interpolate(self.pass_seconds, size)
 
     @property
     def largest(self) -> int:
@@ -62,3 +60,18 @@ class Prices:
         return tuple(
             (self.seconds(nodes + 1) - self.seconds(1)) / self.token_seconds for nodes in range(self.largest + 1)
         )
+
+
+def interpolate(points: Sequence[tuple[int, float]], size: int) -> float:
+    """T(N) between measured sizes, linearly; beyond the last one it goes on with the last slope, if that rises.
+
+    Args:
+        points: (N, seconds), one or more, N rising.
+        size: N; below the first it costs what the first does.
+    """
+    right = min(bisect_left(points, size, key=lambda point: point[0]), len(points) - 1)
+    if right == 0:
+        return points[0][1]
+    (low, start), (high, stop) = points[right - 1 : right + 1]
+    rise = stop - start
+    return stop + (max(0.0, rise) if size > high else rise) * (size - high) / (high - low)

@@ -1,11 +1,12 @@
 """What nodes cost follows from measured times."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_spec.cost import interpolate
-from medusa_spec.tree import Prices
+from medusa_spec.tree import Prices, interpolate
 
 SECONDS = st.lists(st.floats(0.1, 5.0), min_size=3, max_size=3)
 
@@ -14,11 +15,22 @@ def priced(**changes):
     return Prices(**{"token_seconds": 1.0, "level_seconds": 0.0, "pass_seconds": ((1, 1.0), (64, 1.0)), **changes})
 
 
-@given(st.integers(0, 80), SECONDS, st.lists(st.integers(2, 60), min_size=2, max_size=2, unique=True))
-def test_times_between_the_measured_sizes_are_those_of_the_cost(size, seconds, sizes):
-    times = dict(zip([1, *sorted(sizes)], seconds, strict=True))
-    found = priced(pass_seconds=tuple(times.items())).seconds(max(1, size))
-    assert found == pytest.approx(interpolate(times, max(1, size)))
+@given(SECONDS, st.lists(st.integers(2, 60), min_size=2, max_size=2, unique=True), st.integers(1, 80))
+def test_times_are_linear_between_the_measured_sizes_and_do_not_fall_behind_the_last(seconds, sizes, size):
+    points = tuple(zip([1, *sorted(sizes)], seconds, strict=True))
+    found = priced(pass_seconds=points).seconds
+    for known, time in points:
+        assert found(known) == time
+    for (low, start), (high, stop) in pairwise(points):
+        middle = (low + high) // 2
+        assert found(middle) == pytest.approx(start + (stop - start) * (middle - low) / (high - low))
+    (below, before), (last, final) = points[-2:]
+    slope = max(0.0, (final - before) / (last - below))
+    assert found(last + size) == pytest.approx(final + size * slope)
+
+
+def test_one_time_is_that_of_every_size():
+    assert interpolate([(4, 2.0)], 1) == interpolate([(4, 2.0)], 100) == 2.0
 
 
 def test_a_pass_that_gets_faster_with_size_has_free_nodes():
