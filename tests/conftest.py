@@ -45,10 +45,13 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _reproducible() -> Iterator[None]:
-    """Trees do not depend on what the clock says, except in tests that ask for `speculation="auto"`."""
+def _reproducible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trees do not depend on what the clock says, except in tests that ask for `speculation="auto"`; what those measure
+    is not kept among the user's."""
+    folder = tmp_path_factory.mktemp("times")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medusa_spec.speculation.DEFAULT", "fixed")
+        patch.setattr("medusa_spec.pass_times.cache_directory", lambda: folder)
         yield
 
 

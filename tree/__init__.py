@@ -17,6 +17,7 @@ from medusa_spec.tree.shape import shape_of as shape_of
 from medusa_spec.tree.template import TreeTemplate as TreeTemplate
 from medusa_spec.tree.template import chain_template as chain_template
 from medusa_spec.tree.token_tree import TokenTree as TokenTree
+from medusa_spec.tree.trust import Trust as Trust
 from medusa_spec.tree.values import PathValues as PathValues
 from medusa_spec.tree.values import count_paths as count_paths
 
@@ -29,6 +30,7 @@ __all__ = [
     "TokenTree",
     "TreeShape",
     "TreeTemplate",
+    "Trust",
     "ancestor_mask",
     "best_tree",
     "chain",

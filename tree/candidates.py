@@ -65,6 +65,10 @@ class Candidates:
         self._below[parent, token] = len(self.values) - 1
         return len(self.values) - 1
 
+    def child(self, parent: int, token: int) -> int | None:
+        """The node of a token below a node; None if nobody proposed it."""
+        return self._below.get((parent, token))
+
     def graft(self, tokens: Sequence[int], chances: Sequence[float]) -> list[int]:
         """A path from the root, each token with the chance that it is right if those before are; its nodes."""
         path = [0]

@@ -65,13 +65,21 @@ class Growing:
         growth: The rules.
         limit: Most draft nodes; None leaves it to the rules.
         candidates: Nodes that others have proposed already; None begins with the root alone.
+        hit: The rules' `hit` as it is on the text at hand; None for theirs.
 
     Attributes:
         candidates: Its nodes.
     """
 
-    def __init__(self, growth: Growth, limit: int | None = None, candidates: Candidates | None = None) -> None:
-        self.growth = growth
+    def __init__(
+        self,
+        growth: Growth,
+        limit: int | None = None,
+        candidates: Candidates | None = None,
+        *,
+        hit: float | None = None,
+    ) -> None:
+        self.growth, self.hit = growth, growth.hit if hit is None else hit
         self.limit = growth.largest if limit is None else min(limit, growth.largest)
         self.candidates = Candidates() if candidates is None else candidates
 
@@ -91,8 +99,8 @@ class Growing:
             if values[parent] * chance >= price:
                 fresh.append(self.candidates.add(parent, token, chance))
         fresh.sort(key=lambda node: -values[node])
-        wanted = [node for node in fresh[: growth.beam] if values[node] * growth.hit >= price]
-        gain = sum(values[node] for node in wanted) * growth.hit
+        wanted = [node for node in fresh[: growth.beam] if values[node] * self.hit >= price]
+        gain = sum(values[node] * self.hit - price for node in wanted)  # a child costs its place in the pass, too
         return wanted if gain > growth.level_seconds / growth.token_seconds else []
 
     def finish(self) -> Chosen:

@@ -46,7 +46,7 @@ class TextDraft:
         feature = self._read_text(0, root)[-1:]
         seen: list[tuple[int, ...]] = [()]
         for depth in range(self.steps.config.num_heads):
-            chosen = choice.take(depth, self.steps.logits(depth, feature).float())
+            chosen = choice.take(depth, self.steps.logits(depth, feature))
             if chosen is None:
                 break
             feature = feature[chosen.rows]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from medusa_spec.drafters.levels import Plan
-from medusa_spec.tree import Candidates, Growing, Growth, TokenTree, TreeTemplate, open_product
+from medusa_spec.prepared.choice import likeliest
+from medusa_spec.tree import Candidates, Growing, Growth, TokenTree, TreeTemplate, Trust, open_product
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,6 +45,9 @@ class Choice(ABC):
     def tree(self, root: int) -> TokenTree:
         """The tree that came of it."""
 
+    def learn(self, tokens: Sequence[int]) -> None:  # noqa: B027 (templates believe nothing)
+        """Is told the tokens that the target then emitted: those that were accepted, and one of its own."""
+
 
 class TemplateChoice(Choice):
     """Fills a static template."""
@@ -56,7 +60,8 @@ class TemplateChoice(Choice):
         """See `Choice`."""
         self.levels += 1
         level = self.plan.levels[depth]
-        tokens = logits.topk(level.width, dim=-1).indices.flatten()[level.slots]
+        # Top-k in bfloat16 is slow on CPUs.
+        tokens = logits.float().topk(level.width, dim=-1).indices.flatten()[level.slots]
         if self.draft_ids is not None:
             tokens = self.draft_ids[tokens]
         self.found.append(tokens)
@@ -70,9 +75,9 @@ class TemplateChoice(Choice):
         return TokenTree(shape=self.template.shape, tokens=(root, *tokens))
 
 
-def likeliest(
+def calibrated(
     growth: Growth, logits: torch.Tensor, draft_ids: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[list[list[int]], list[list[float]]]:
     """The best guesses of every row, the likeliest first, and what chance each has, calibrated.
 
     Args:
@@ -81,17 +86,24 @@ def likeliest(
         draft_ids: Target ids of the draft vocabulary; None if it is all of them.
 
     Returns:
-        Target ids, int64 [M, W], and chances [M, W].
+        Target ids [M][W], and chances [M][W].
     """
-    if growth.temperature != 1.0:
-        logits = logits / growth.temperature
-    best = logits.topk(min(growth.width, logits.shape[1]), dim=-1)
-    chances = (best.values - logits.logsumexp(-1, keepdim=True)).exp() * growth.coverage
-    return best.indices if draft_ids is None else draft_ids[best.indices], chances
+    places, chances = likeliest(logits, growth.width, growth.temperature)
+    ids = places if draft_ids is None else draft_ids[places]
+    return ids.tolist(), (chances * growth.coverage).tolist()
 
 
 class GrowthChoice(Choice):
-    """Lets a tree grow as far as it pays."""
+    """Lets a tree grow as far as it pays.
+
+    Args:
+        growth: The rules.
+        deepest: Most levels.
+        limit: Most draft nodes; None leaves it to the rules.
+        draft_ids: Target ids of the draft vocabulary; None if it is all of them.
+        candidates: What others have proposed already.
+        trust: How far chances hold on this text; learns more of it.
+    """
 
     def __init__(
         self,
@@ -100,18 +112,24 @@ class GrowthChoice(Choice):
         limit: int | None,
         draft_ids: torch.Tensor | None,
         candidates: Candidates | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.growth, self.deepest, self.draft_ids = growth, deepest, draft_ids
-        self.growing = Growing(growth, limit, candidates)
+        self.trust = Trust() if trust is None else trust
+        self.growing = Growing(growth, limit, candidates, hit=self.trust.chance(growth.hit))
         self.nodes = [0]
+        self.said: dict[int, tuple[int, float]] = {}  # below each node: the first guess and its chance
 
     def take(self, depth: int, logits: torch.Tensor) -> Chosen | None:
         """See `Choice`."""
         self.levels += 1
-        ids, chances = likeliest(self.growth, logits, self.draft_ids)
-        parents = [node for node in self.nodes for _ in range(ids.shape[1])]
+        ids, chances = calibrated(self.growth, logits, self.draft_ids)
         row_of = {node: row for row, node in enumerate(self.nodes)}
-        wanted = self.growing.add(parents, ids.flatten().tolist(), chances.flatten().tolist())
+        for node, row in row_of.items():
+            self.said[node] = ids[row][0], chances[row][0]
+        parents = [node for node, row in row_of.items() for _ in ids[row]]
+        believed = [self.trust.chance(chance) for row in chances for chance in row]
+        wanted = self.growing.add(parents, [token for row in ids for token in row], believed)
         if not wanted or depth + 1 == self.deepest:
             return None
         self.nodes = wanted
@@ -125,9 +143,27 @@ class GrowthChoice(Choice):
         chosen = self.growing.finish()
         return TokenTree(shape=chosen.shape, tokens=(root, *chosen.tokens))
 
+    def learn(self, tokens: Sequence[int]) -> None:
+        """See `Choice`; of the guesses on the path that came true."""
+        node: int | None = 0
+        for token in tokens:
+            if node not in self.said:
+                break
+            guess, chance = self.said[node]
+            self.trust.learn(chance, token == guess)
+            node = self.growing.candidates.child(node, token)
+
 
 class ProductChoice:
-    """A tree of the guesses of heads that do not wait for each other, made of one step's chances as far as it pays."""
+    """A tree of the guesses of heads that do not wait for each other, made of one step's chances as far as it pays.
+
+    Args:
+        growth: The rules.
+        limit: Most draft nodes; None leaves it to the rules.
+        draft_ids: Target ids of the draft vocabulary; None if it is all of them.
+        candidates: What others have proposed already.
+        trust: How far chances hold on this text; learns more of it.
+    """
 
     def __init__(
         self,
@@ -135,18 +171,27 @@ class ProductChoice:
         limit: int | None,
         draft_ids: torch.Tensor | None,
         candidates: Candidates | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.growth, self.draft_ids = growth, draft_ids
         self.limit = growth.largest if limit is None else min(limit, growth.largest)
         self.candidates = Candidates() if candidates is None else candidates
+        self.trust = Trust() if trust is None else trust
+        self.said: list[tuple[int, float]] = []  # each head's first guess and its chance
 
     def take(self, logits: torch.Tensor) -> None:
         """Takes the guesses of all heads, logits [K, draft vocabulary]."""
-        ids, chances = likeliest(self.growth, logits, self.draft_ids)
-        price = self.growth.node_price
-        open_product(self.candidates, ids.tolist(), chances.tolist(), price=price, limit=self.limit)
+        ids, chances = calibrated(self.growth, logits, self.draft_ids)
+        self.said = [(tokens[0], row[0]) for tokens, row in zip(ids, chances, strict=True)]
+        believed = [[self.trust.chance(chance) for chance in row] for row in chances]
+        open_product(self.candidates, ids, believed, price=self.growth.node_price, limit=self.limit)
 
     def tree(self, root: int) -> TokenTree:
         """The tree that came of it."""
         chosen = self.candidates.best(self.growth, self.limit)
         return TokenTree(shape=chosen.shape, tokens=(root, *chosen.tokens))
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Is told the tokens that the target then emitted: those that were accepted, and one of its own."""
+        for token, (guess, chance) in zip(tokens, self.said, strict=False):
+            self.trust.learn(chance, token == guess)

@@ -32,6 +32,7 @@ from medusa_spec.tree import (
     Prices,
     TokenTree,
     TreeTemplate,
+    Trust,
     best_tree,
     chain_template,
     expected_accepted,
@@ -115,20 +116,22 @@ class HeadsDrafter(Drafter):
             return _AttendingSession(self)
         return _LevelsSession(self) if self.heads.sequential else _HeadsSession(self)
 
-    def choice(self, limit: int | None, growth: Growth | None) -> Choice | None:
+    def choice(self, limit: int | None, growth: Growth | None, trust: Trust | None = None) -> Choice | None:
         """What becomes of the guesses of sequential heads in one draft; None if nothing is to be drafted."""
         if limit == 0:
             return None
         if growth is not None:
-            return self.growing(growth, limit)
+            return self.growing(growth, limit, trust=trust)
         template = self.limited(limit)
         if not template.paths:
             return None
         return TemplateChoice(template, plan_of(template, self.stacked.device), self.draft_ids)
 
-    def growing(self, growth: Growth, limit: int | None, candidates: Candidates | None = None) -> GrowthChoice:
-        """A tree that grows, among candidates if there are some."""
-        return GrowthChoice(growth, self.heads.config.num_heads, limit, self.draft_ids, candidates)
+    def growing(
+        self, growth: Growth, limit: int | None, candidates: Candidates | None = None, trust: Trust | None = None
+    ) -> GrowthChoice:
+        """A tree that grows, among candidates if there are some, as far as its chances are trusted."""
+        return GrowthChoice(growth, self.heads.config.num_heads, limit, self.draft_ids, candidates, trust)
 
     @property
     def level_share(self) -> float:
@@ -237,14 +240,22 @@ def _check_template(template: TreeTemplate, config: HeadsConfig) -> None:
 
 
 class _PricedSession(DraftSession):
-    """What all drafts of heads have in common: rules of growth, if there are some, at the prices of the moment."""
+    """What all drafts of heads have in common: rules of growth, if there are some, at the prices of the moment, and how
+    far the heads' chances hold on this text."""
 
     def __init__(self, drafter: HeadsDrafter) -> None:
         self.drafter, self.growth = drafter, drafter.growth
+        self.trust = Trust()
+        self.chosen: Choice | ProductChoice | None = None  # the last draft's, until it is known what came of it
 
     def price(self, prices: Prices) -> None:
         if self.growth is not None:
             self.growth = self.growth.priced(prices)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        if self.chosen is not None:
+            self.chosen.learn(tokens)
+            self.chosen = None
 
 
 class _HeadsSession(_PricedSession):
@@ -281,8 +292,8 @@ class _HeadsSession(_PricedSession):
         drafter, growth = self.drafter, self.growth
         if growth is None or not drafter.template.paths:
             return None
-        choice = ProductChoice(growth, limit, drafter.draft_ids, candidates)
-        choice.take((yield drafter.ask(h, drafter.template.depth))[0].float())
+        choice = self.chosen = ProductChoice(growth, limit, drafter.draft_ids, candidates, self.trust)
+        choice.take((yield drafter.ask(h, drafter.template.depth))[0])
         return choice
 
     def fixed(self, h: torch.Tensor, limit: int | None) -> FixedDraft | None:
@@ -304,7 +315,7 @@ class _SequentialSession(_PricedSession):
         return alone(self.proposing(root, h, candidates))
 
     def drafting(self, root: int, h: torch.Tensor | None, limit: int | None) -> Drafting[TokenTree]:
-        choice = self.drafter.choice(limit, self.growth)
+        choice = self.chosen = self.drafter.choice(limit, self.growth, self.trust)
         self.levels = 0
         if choice is None or not (yield from self.guessing(root, h, choice)):
             return TokenTree.root_only(root)
@@ -315,7 +326,7 @@ class _SequentialSession(_PricedSession):
         self.levels = 0
         if self.growth is None:
             return False
-        choice = self.drafter.growing(self.growth, None, candidates)
+        choice = self.chosen = self.drafter.growing(self.growth, None, candidates, self.trust)
         guessed = yield from self.guessing(root, h, choice)
         self.levels = choice.levels
         return guessed
@@ -337,7 +348,7 @@ class _LevelsSession(_SequentialSession):
         state = yield Ask(to=heads.start, of=(h[None], torch.tensor([root], device=h.device)))
         for depth in range(heads.config.num_heads):
             logits = yield Ask(to=heads.logits, settings=(depth,), of=(state,))
-            chosen = choice.take(depth, logits.float())
+            chosen = choice.take(depth, logits)
             if chosen is None:
                 break
             state = yield Ask(to=heads.descend, settings=(depth + 1,), of=(state[chosen.rows], chosen.tokens))

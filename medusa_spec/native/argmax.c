@@ -1,14 +1,6 @@
 /* The most likely token of each row of logits. */
 #include "element.h"
 
-static inline int any(ints mask) {
-    int32_t parts[LANES];
-    memcpy(parts, &mask, sizeof parts);
-    int32_t found = 0;
-    for (int i = 0; i < LANES; i++) found |= parts[i];
-    return found != 0;
-}
-
 /* First place of the largest of `width` numbers; of the first nan if there is one, as torch has it. */
 static int64_t argmax_row(const element *x, long width) {
     floats most = spread(-__builtin_inff());

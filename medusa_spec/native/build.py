@@ -16,7 +16,7 @@ from pathlib import Path
 
 from medusa_spec.default_model import cache_directory
 
-SOURCES = ("linear.c", "norm.c", "gated.c", "argmax.c", "attention.c", "layer.c", "draft.c")
+SOURCES = ("linear.c", "norm.c", "gated.c", "argmax.c", "likeliest.c", "attention.c", "layer.c", "draft.c")
 HEADERS = ("element.h", "team.h", "tile.h", "norm.h", "activation.h")
 ELEMENTS = ("ELEMENT_BF16", "ELEMENT_F32")
 """Every source is compiled once for each."""

@@ -84,6 +84,14 @@ static inline void widen(const element *from, float *to, long count) {
     for (long i = 0; i < count; i += LANES) put_wide(to + i, get_some(from + i, count - i), count - i);
 }
 
+static inline int any(ints mask) {
+    int32_t parts[LANES];
+    memcpy(parts, &mask, sizeof parts);
+    int32_t found = 0;
+    for (int i = 0; i < LANES; i++) found |= parts[i];
+    return found != 0;
+}
+
 static inline floats spread(float value) { return (floats){0} + value; }
 
 static inline float sum_of(floats value) { /* in a fixed order */

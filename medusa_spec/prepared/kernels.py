@@ -93,6 +93,7 @@ class Kernels:
         norm: (x, weight, y, rows, width, epsilon, style, threads).
         gated: (gate_up, y, rows, width, activation, threads).
         argmax: (x, int64 places, rows, width, threads).
+        likeliest: (x, int64 places, float32 chances, rows, width, count, temperature).
         attention: (a pointer to an `AttentionCall`).
         attention_scratch: (a pointer to an `AttentionCall`) to the floats of scratch that it needs.
         layers: (an array of `LayerCall`, count, x, out, scratch).
@@ -106,6 +107,7 @@ class Kernels:
     norm: Function
     gated: Function
     argmax: Function
+    likeliest: Function
     attention: Function
     attention_scratch: Function
     layers: Function
@@ -134,6 +136,7 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
         "norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] + [_INT] * 2,
         "gated": [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2,
         "argmax": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
+        "likeliest": [_POINTER] * 3 + [_LONG] * 3 + [_FLOAT],
         "attention": [ctypes.POINTER(AttentionCall)],
         "attention_scratch": [ctypes.POINTER(AttentionCall)],
         "layers": [ctypes.POINTER(LayerCall), _LONG] + [_POINTER] * 3,

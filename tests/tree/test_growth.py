@@ -165,6 +165,18 @@ def test_a_level_is_asked_for_exactly_where_its_expected_gain_exceeds_its_time()
         assert bool(growing.add([0, 0], [1, 2], [0.4, 0.2])) == asked  # (.4 + .2) * hit tokens against .6 / 2
 
 
+def test_a_level_must_be_worth_the_places_of_its_nodes_too():
+    for price, asked in ((0.03, True), (0.05, False)):  # .4 * .5 tokens less a place against .16
+        rules = growth(hit=0.5, level_seconds=0.16, pass_seconds=((1, 1.0), (11, 1.0 + 10 * price)))
+        assert bool(Growing(rules).add([0], [1], [0.4])) == asked
+
+
+def test_the_rate_of_hits_may_be_that_of_the_text():
+    for hit, asked in ((0.49, False), (0.51, True)):
+        growing = Growing(growth(hit=1.0, level_seconds=0.6, token_seconds=2.0), hit=hit)
+        assert bool(growing.add([0, 0], [1, 2], [0.4, 0.2])) == asked
+
+
 def test_the_likeliest_nodes_of_a_level_get_children_and_no_more_than_the_beam():
     growing = Growing(growth(beam=2))
     assert growing.add([0] * 4, [5, 6, 7, 8], [0.1, 0.3, 0.2, 0.25]) == [2, 4]

@@ -4,7 +4,7 @@ import torch
 
 from medusa_spec.drafters.choice import GrowthChoice, ProductChoice, TemplateChoice
 from medusa_spec.drafters.levels import plan_of
-from medusa_spec.tree import Candidates, Growth, TreeTemplate
+from medusa_spec.tree import Candidates, Growth, TreeTemplate, Trust
 
 CHEAP = Growth(
     token_seconds=1.0, level_seconds=1e-6, pass_seconds=((1, 1.0), (9, 1.0 + 1e-6)), hit=1.0, beam=2, width=2
@@ -80,3 +80,36 @@ def test_guesses_of_all_heads_join_those_of_others() -> None:
     candidates.graft([50, 60], [0.9, 0.9])
     ProductChoice(rules, None, torch.tensor([10, 11, 12]), candidates).take(logits_of([0.1, 0.3, 0.6]))
     assert candidates.tokens == [-1, 50, 60, 12, 11] and candidates.best(rules).tokens == [50, 60, 12, 11]
+
+
+def test_guesses_on_the_path_that_came_true_are_learnt_from() -> None:
+    trust, said = Trust(), list[tuple[float, bool]]()
+    trust.learn = lambda chance, right: said.append((round(chance, 3), right))  # type: ignore[method-assign]
+    choice = GrowthChoice(CHEAP, deepest=3, limit=None, draft_ids=torch.tensor([10, 11, 12]), trust=trust)
+    choice.take(0, logits_of([0.1, 0.3, 0.6]))  # 12 .6, 11 .3
+    choice.take(1, logits_of([0.9, 0.06, 0.04], [0.2, 0.7, 0.1]))  # below 12: 10; below 11: 11
+    choice.learn([11, 11, 50])  # the third level was not guessed
+    assert said == [(0.6, False), (0.7, True)]
+    said.clear()
+    choice.learn([50])
+    assert said == [(0.6, False)]
+
+
+def test_guesses_of_all_heads_are_learnt_from_as_far_as_the_text_goes() -> None:
+    trust, said = Trust(), list[tuple[float, bool]]()
+    trust.learn = lambda chance, right: said.append((round(chance, 3), right))  # type: ignore[method-assign]
+    choice = ProductChoice(CHEAP, None, torch.tensor([10, 11, 12]), trust=trust)
+    choice.take(logits_of([0.1, 0.3, 0.6], [0.55, 0.41, 0.04], [0.5, 0.3, 0.2]))
+    choice.learn([12, 11])
+    assert said == [(0.6, True), (0.55, False)]
+
+
+def test_what_is_learnt_moves_chances_and_how_deep_trees_grow() -> None:
+    dear = Growth(token_seconds=1.0, level_seconds=0.5, pass_seconds=((1, 1.0), (9, 1.1)), hit=0.5, width=2)
+    trusted, plain = Trust(), GrowthChoice(dear, deepest=5, limit=None, draft_ids=None)
+    assert plain.take(0, logits_of([0.6, 0.3, 0.1])) is None
+    for _ in range(20):
+        trusted.learn(0.5, True)
+    sure = GrowthChoice(dear, deepest=5, limit=None, draft_ids=None, trust=trusted)
+    assert sure.take(0, logits_of([0.6, 0.3, 0.1])) is not None
+    assert sure.growing.candidates.values[1] > plain.growing.candidates.values[1]
