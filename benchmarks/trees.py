@@ -4,7 +4,8 @@ python benchmarks/trees.py PROMPTS [--heads NAME] [--per-category 2] [--max-new-
     [--ways plain static grown auto suffix hybrid] [--temperature 0] [--json FILE]
 
 All ways decode every prompt, in an order that rotates, in one process and on one load of the target. Ratios are to this
-project's own plain decoding, with a bootstrap interval over prompts; then by category. Ends with one JSON line.
+project's own plain decoding, with a bootstrap interval over prompts; then by category. `choice`, a part of `draft`, is
+the share of a step in which the tree is chosen among the guesses. Ends with one JSON line.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from choice_clock import ChoiceClock
 
 from medusa_spec import MedusaModel
 from medusa_spec.cli.loading import load
@@ -24,7 +26,7 @@ from medusa_spec.figures import Run, speed_ratio
 from medusa_spec.files import write_text
 from medusa_spec.machine import LoadWatch, machine_facts, quiet_words
 from medusa_spec.prompts import encode, read_prompts
-from medusa_spec.stats import DecodingStats
+from medusa_spec.stats import PHASES, DecodingStats
 from medusa_spec.tree import best_tree
 
 WARM_UP = 24
@@ -43,17 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(model, way, inputs[0], WARM_UP, options, 0)
     load_watch, runs = LoadWatch(), {name: list[Run]() for name in ways}
     stats: dict[str, list[DecodingStats]] = {name: [] for name in ways}
-    for index, given in enumerate(inputs):
-        order = list(ways)[index % len(ways) :] + list(ways)[: index % len(ways)]
-        for name in order:
-            made, counted = run(model, ways[name], given, options.max_new_tokens, options, index)
-            runs[name].append(made)
-            stats[name].append(counted)
-        print(f"{index + 1} of {len(inputs)}", flush=True)
+    chosen = dict.fromkeys(ways, 0.0)
+    with ChoiceClock().watching() as clock:
+        for index, given in enumerate(inputs):
+            order = list(ways)[index % len(ways) :] + list(ways)[: index % len(ways)]
+            for name in order:
+                made, counted = run(model, ways[name], given, options.max_new_tokens, options, index)
+                runs[name].append(made)
+                stats[name].append(counted)
+                chosen[name] += clock.lap()
+            print(f"{index + 1} of {len(inputs)}", flush=True)
     categories = [prompt.category for prompt in asked]
-    print(whole_table(runs, stats), category_table(runs, categories), sep="\n\n", end="\n\n")
+    print(whole_table(runs, stats, chosen), category_table(runs, categories), sep="\n\n", end="\n\n")
     print(quiet_words(load_watch.others()))
-    line = json.dumps(record(runs, stats, categories, options, model, load_watch.others()))
+    line = json.dumps(record(runs, stats, chosen, categories, options, model, load_watch.others()))
     print(line)
     if options.json is not None:
         write_text(options.json, line + "\n")
@@ -91,9 +96,9 @@ def run(
     return Run(tuple(out[0, inputs["input_ids"].shape[1] :].tolist()), seconds), model.last_stats
 
 
-def whole_table(runs: dict[str, list[Run]], stats: dict[str, list[DecodingStats]]) -> str:
+def whole_table(runs: dict[str, list[Run]], stats: dict[str, list[DecodingStats]], chosen: dict[str, float]) -> str:
     """Over all prompts: ratio, μ, time."""
-    rows = [["", "x own plain", "95 %", "mu", "tau", "nodes", "drafted", "draft", "same as plain"]]
+    rows = [["", "x own plain", "95 %", "mu", "tau", "nodes", "drafted", "draft", "choice", "same as plain"]]
     for name, found in runs.items():
         ratio, total = speed_ratio(found, runs[PLAIN]), merged(stats[name])
         same = sum(one.tokens == other.tokens for one, other in zip(found, runs[PLAIN], strict=True))
@@ -108,10 +113,16 @@ def whole_table(runs: dict[str, list[Run]], stats: dict[str, list[DecodingStats]
                 f"{nodes:.1f}",
                 f"{total.drafted_passes / max(total.passes, 1):.0%}",
                 f"{total.share['draft']:.1%}",
+                f"{choosing(chosen[name], total):.1%}",
                 f"{same} of {len(found)}",
             ]
         )
     return columns(rows)
+
+
+def choosing(seconds: float, total: DecodingStats) -> float:
+    """Share of the steps' time."""
+    return seconds / max(sum(total.seconds[phase] for phase in PHASES), 1e-9)
 
 
 def category_table(runs: dict[str, list[Run]], categories: Sequence[str]) -> str:
@@ -136,6 +147,7 @@ def merged(stats: Sequence[DecodingStats]) -> DecodingStats:
 def record(
     runs: dict[str, list[Run]],
     stats: dict[str, list[DecodingStats]],
+    chosen: dict[str, float],
     categories: Sequence[str],
     options: Any,
     model: MedusaModel,
@@ -152,6 +164,7 @@ def record(
             "seconds": [run.seconds for run in found],
             "tokens": [len(run.tokens) for run in found],
             "share": total.share,
+            "choice": choosing(chosen[name], total),
         }
     settings = {key: str(value) for key, value in vars(options).items()}
     machine = machine_facts(model.backbone.device, model.backbone.dtype)

@@ -13,6 +13,7 @@ from accelerate.utils import align_module_device
 from torch import nn
 from transformers import PreTrainedModel
 
+from medusa_spec import positions
 from medusa_spec.adapters import adapter_state, without_wrapper
 from medusa_spec.cache import SlabCache
 from medusa_spec.capture import CutError, capture_input, capturing, capturing_output
@@ -27,10 +28,6 @@ from medusa_spec.target_output import TargetOutput, TargetStates
 _attached: "WeakKeyDictionary[nn.Module, ref[Backbone]]" = WeakKeyDictionary()
 """Backbones of attached models by LM head. A deep copy of such a model brings the hook along without being here, and a
 backbone that nobody holds any more stands in nobody's way."""
-
-
-RESCALED = {"dynamic", "longrope"}
-"""Kinds of rotary positions that are rescaled by the longest position of a pass."""
 
 
 class Backbone:
@@ -126,22 +123,8 @@ class Backbone:
         return getattr(self.model.get_input_embeddings(), "num_embeddings", None) or self.vocab_size
 
     def deepest(self, length: int) -> int | None:
-        """How deep a tree may be behind `length` prefix tokens; None for no bound.
-
-        Learnt positions end with their table. Rotary positions that are rescaled by the longest position of a pass
-        (dynamic, longrope) must not be rescaled by a draft before the text itself gets there.
-        """
-        config = self.config
-        rope = getattr(config, "rope_parameters", None) or {}
-        for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):  # one per layer kind
-            kind = part.get("rope_type")
-            if kind in RESCALED:
-                edge = part.get("original_max_position_embeddings") or config.max_position_embeddings
-                if length < edge:
-                    return edge - 1 - length
-                return 0 if kind == "dynamic" else None
-        bound = self.max_length
-        return None if bound is None else max(0, bound - 1 - length)
+        """How deep a tree may be behind `length` prefix tokens; None for no bound. See `positions.deepest`."""
+        return positions.deepest(self.config, length)
 
     @property
     def reads_chains(self) -> bool:
@@ -155,14 +138,22 @@ class Backbone:
     @property
     def rescales_positions(self) -> bool:
         """Whether rotary positions depend on the longest one of a pass."""
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        parts = (rope, *(value for value in rope.values() if isinstance(value, dict)))
-        return any(part.get("rope_type") in ("dynamic", "longrope") for part in parts)
+        return positions.rescaled(self.config)
 
     @property
     def takes_rows(self) -> bool:
         """Whether a row of a pass does not depend on the others: positions that are rescaled by the longest one do."""
         return not self.rescales_positions
+
+    @property
+    def mixes_tokens(self) -> bool:
+        """Whether a token's result depends on the others of a pass by more than rounding.
+
+        LLM.int8 computes columns in 16 bits where *any* token of a pass has an outlier, and in 8 where none has.
+        """
+        return any(
+            type(module).__name__ == "Linear8bitLt" and module.state.threshold > 0 for module in self.model.modules()
+        )
 
     @property
     def spread(self) -> str | None:
@@ -184,8 +175,7 @@ class Backbone:
     @property
     def max_length(self) -> int | None:
         """Longest text that learnt positions allow; None where positions are computed."""
-        rotary = getattr(self.config, "rope_parameters", None)
-        return None if rotary else getattr(self.config, "max_position_embeddings", None)
+        return positions.longest(self.config)
 
     def reads_anew(self, ids: torch.Tensor, cache: SlabCache) -> bool:
         """Whether plain generation would drop its cache now and read the whole text again.
@@ -197,19 +187,12 @@ class Backbone:
             ids: The whole text so far [1, T], without padding.
             cache: Holds a part of it.
         """
-        edge = self._longrope_edge
+        edge = positions.longrope_edge(self.config)
         if edge is None or not 0 < cache.get_seq_length() <= edge < ids.shape[1]:
             return False
         prepare: Any = self.model.prepare_inputs_for_generation
         inputs = prepare(ids, next_sequence_length=1, use_cache=True, **{self.cache_argument: cache})
         return inputs.get(self.cache_argument) is None
-
-    @property
-    def _longrope_edge(self) -> int | None:
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        if rope.get("rope_type") != "longrope":
-            return None
-        return rope.get("original_max_position_embeddings") or self.config.max_position_embeddings
 
     def take(self, route: type[Route]) -> None:
         """Makes tree passes in another way from here on."""

@@ -102,6 +102,8 @@ def decode_batch(
     ```
 
     Where tree passes run in one call (see `prepare`), a text has the bits that it has alone, whatever stands beside it.
+    There a row keeps the tokens with which the next text in it begins as the last one did (a system prompt, say), and
+    reads the others alone.
 
     Args:
         backbone: The target.
@@ -116,17 +118,18 @@ def decode_batch(
         The texts, as they end.
     """
     waiting = texts if isinstance(texts, deque) else deque(texts)
-    sampling, running = sampling or Sampling(), list[Text | None]()
+    sampling, running, held = sampling or Sampling(), list[Text | None](), list[Text | None]()
     cache, chooser = None, _Chooser(sampling)
     while waiting or any(running):
         if cache is None:
             rows = min(batch, len(waiting))
             room = max(len(text.prompt) + text.new_tokens for text in waiting)
-            cache, running = _empty_cache(backbone, rows, room), [None] * rows
+            cache, running, held = _empty_cache(backbone, rows, room), [None] * rows, [None] * rows
         for row, text in enumerate(running):
             while text is None and waiting:
                 text = waiting.popleft()
-                logits = _read(backbone, cache, row, text, keep)
+                logits = _read(backbone, cache, row, text, keep, held[row])
+                held[row] = text
                 _push(text, chooser.choose(logits, [text])[0], eos_ids, stop)
                 if text.ended or text.stopped or len(text.tokens) == text.new_tokens:
                     yield text
@@ -160,11 +163,19 @@ def _empty_cache(backbone: Backbone, rows: int, room: int) -> SlabCache:
     return cache
 
 
-def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text, keep: Keep | None) -> torch.Tensor:
-    """Reads a prompt into a row; logits [1, V] behind it."""
-    cache.empty(row)
-    cache.make_room([len(text.prompt) * (other == row) for other in range(len(cache.lengths))])
-    ids = torch.tensor([text.prompt], device=backbone.device)
+def _read(
+    backbone: Backbone, cache: SlabCache, row: int, text: Text, keep: Keep | None, before: Text | None
+) -> torch.Tensor:
+    """Reads a prompt into a row, less the tokens that the text before left there; logits [1, V] behind it."""
+    shared = _shared(before, text) if backbone.reads_chains else 0
+    known = cache.cut(row, shared) if shared else 0
+    if not known:
+        cache.empty(row)
+    if keep is not None and before is not None and known:
+        text.states.append(torch.cat(before.states)[:known])
+    unread = text.prompt[known:]
+    cache.make_room([len(unread) * (other == row) for other in range(len(cache.lengths))])
+    ids = torch.tensor([unread], device=backbone.device)
     with cache.only(row) as own:
         for part in ids.split(CHAIN, dim=1):
             nodes = part.shape[1]
@@ -177,6 +188,15 @@ def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text, keep: Keep
                 text.states += keep.of(out)
             own.keep(0, range(nodes))
     return out.logits[0]
+
+
+def _shared(before: Text | None, text: Text) -> int:
+    """Tokens with which a prompt begins as what the target read before; its last one is read for its logits."""
+    if before is None:
+        return 0
+    read = [*before.prompt, *before.tokens[:-1]]
+    most = min(len(read), len(text.prompt) - 1)
+    return next((place for place in range(most) if read[place] != text.prompt[place]), most)
 
 
 def _step(

@@ -222,9 +222,19 @@ class SlabCache(Cache):
 
     def empty(self, row: int) -> None:
         """Forgets a row of a sealed cache, which another text may fill."""
-        self.lengths[row] = 0
+        self.cut(row, 0)
+
+    def cut(self, row: int, length: int) -> int:
+        """Forgets what a row of a sealed cache holds behind its first `length` tokens, so that another text may go on.
+
+        Returns:
+            Tokens left: none where a window has let go of the first ones.
+        """
+        left = length if not any(slab.bases[row] for slab in self._slabs) else 0
+        self.lengths[row] = left
         for slab in self._slabs:
             slab.bases[row] = 0
+        return left
 
     @classmethod
     def joined(cls, caches: "Sequence[SlabCache]", config: Any, reserve: int) -> "SlabCache":

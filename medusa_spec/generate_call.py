@@ -128,6 +128,11 @@ class Call:
         """Why this cannot be decoded here, in words; None if it can."""
         if self.synced_gpus:
             return "ranks that share the target must make their passes together"
+        if self.backbone.mixes_tokens:
+            return (
+                "its LLM.int8 layers choose outlier columns over all tokens of a pass, so drafts would change what is "
+                "said; load it with llm_int8_threshold=0.0, or in four bits"
+            )
         asked = [name for name in EXTRAS if _asked(config, name)]
         if asked and not self.backbone.route.collects:
             return f"{' and '.join(asked)} are not read off trees on the route {self.backbone.route.name!r}"

@@ -76,7 +76,7 @@ class TemplateChoice(Choice):
 
 
 def calibrated(
-    growth: Growth, logits: torch.Tensor, draft_ids: torch.Tensor | None
+    growth: Growth, logits: torch.Tensor, draft_ids: Sequence[int] | None
 ) -> tuple[list[list[int]], list[list[float]]]:
     """The best guesses of every row, the likeliest first, and what chance each has, calibrated.
 
@@ -88,9 +88,11 @@ def calibrated(
     Returns:
         Target ids [M][W], and chances [M][W].
     """
-    places, chances = likeliest(logits, growth.width, growth.temperature)
-    ids = places if draft_ids is None else draft_ids[places]
-    return ids.tolist(), (chances * growth.coverage).tolist()
+    places, shares = likeliest(logits, growth.width, growth.temperature)
+    ids, chances = places.tolist(), shares.tolist()
+    if draft_ids is not None:
+        ids = [[draft_ids[place] for place in row] for row in ids]
+    return ids, [[growth.coverage * share for share in row] for row in chances]
 
 
 class GrowthChoice(Choice):
@@ -110,7 +112,7 @@ class GrowthChoice(Choice):
         growth: Growth,
         deepest: int,
         limit: int | None,
-        draft_ids: torch.Tensor | None,
+        draft_ids: Sequence[int] | None,
         candidates: Candidates | None = None,
         trust: Trust | None = None,
     ) -> None:
@@ -169,7 +171,7 @@ class ProductChoice:
         self,
         growth: Growth,
         limit: int | None,
-        draft_ids: torch.Tensor | None,
+        draft_ids: Sequence[int] | None,
         candidates: Candidates | None = None,
         trust: Trust | None = None,
     ) -> None:

@@ -84,6 +84,7 @@ class HeadsDrafter(Drafter):
         self._calibrate()
         self.stacked = decoding_form(self.heads, dtype=dtype, device=device)
         self.draft_ids = None if self.heads.draft_ids is None else self.heads.draft_ids.to(device)
+        self.draft_tokens: list[int] | None = None if self.draft_ids is None else self.draft_ids.tolist()
         self._slots: dict[TreeTemplate, torch.Tensor] = {}
 
     def _calibrate(self) -> None:
@@ -131,7 +132,7 @@ class HeadsDrafter(Drafter):
         self, growth: Growth, limit: int | None, candidates: Candidates | None = None, trust: Trust | None = None
     ) -> GrowthChoice:
         """A tree that grows, among candidates if there are some, as far as its chances are trusted."""
-        return GrowthChoice(growth, self.heads.config.num_heads, limit, self.draft_ids, candidates, trust)
+        return GrowthChoice(growth, self.heads.config.num_heads, limit, self.draft_tokens, candidates, trust)
 
     @property
     def level_share(self) -> float:
@@ -292,7 +293,7 @@ class _HeadsSession(_PricedSession):
         drafter, growth = self.drafter, self.growth
         if growth is None or not drafter.template.paths:
             return None
-        choice = self.chosen = ProductChoice(growth, limit, drafter.draft_ids, candidates, self.trust)
+        choice = self.chosen = ProductChoice(growth, limit, drafter.draft_tokens, candidates, self.trust)
         choice.take((yield drafter.ask(h, drafter.template.depth))[0])
         return choice
 

@@ -97,7 +97,7 @@ ROUNDED: dict[str, Callable[[Path], Any]] = {
     "bfloat16": lambda folder: load(folder, torch.bfloat16),
     "float16": lambda folder: load(folder, torch.float16),
     "four bits": lambda folder: four_bits(folder, torch.float32),
-    "eight bits": lambda folder: quantised(folder, torch.float32, load_in_8bit=True),
+    "eight bits": lambda folder: quantised(folder, torch.float32, load_in_8bit=True, llm_int8_threshold=0.0),
     "four bits, adapted": lambda folder: adapted(four_bits(folder, torch.float32)),
 }
 """Bases below it."""
@@ -168,3 +168,11 @@ def test_scores_are_float32_and_states_of_the_base_s_dtype_as_in_plain_decoding(
     for out in (plain, drafted):
         assert {layer.dtype for states in out.hidden_states for layer in states} == {dtype}
         assert {layer.keys.dtype for layer in out.cache.layers} == {dtype}
+
+
+def test_eight_bits_with_outliers_are_left_to_the_base_s_own_loop(folder, scripted, prompt):
+    base, ids = with_config(quantised(folder, torch.float32, load_in_8bit=True)), prompt(9)
+    answer = base.generate(input_ids=ids, do_sample=False, max_new_tokens=NEW)
+    model = wrapped(base, answer, scripted)
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=NEW), answer)
+    assert model.last_stats.accepted == 0 and "llm_int8_threshold=0.0" in model.last_stats.rule

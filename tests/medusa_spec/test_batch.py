@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from medusa_spec.backbone import Backbone
-from medusa_spec.batch import Sampling, Text, decode_batch
+from medusa_spec.batch import Keep, Sampling, Text, decode_batch
+from medusa_spec.native.build import library
+from medusa_spec.prepare import prepare
+from medusa_spec.prepared.packed_linear import available
 
 NEW = 12
 
@@ -98,3 +101,45 @@ def test_a_text_needs_a_prompt_and_room():
     for wrong in ({"prompt": [], "new_tokens": 1}, {"prompt": [1], "new_tokens": 0}):
         with pytest.raises(ValueError, match="prompt must hold a token"):
             Text(key=0, **wrong)
+
+
+KEPT = {"taps": (1,), "dtype": torch.float32}
+
+
+@pytest.mark.skipif(not available(), reason=f"no kernel on this machine: {library().reason}")
+@pytest.mark.parametrize("keep", [None, Keep(**KEPT)], ids=["tokens", "states"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_what_texts_begin_with_alike_is_read_once_in_a_row(make_model, prompt, monkeypatch, name, keep):
+    """The bits are those of texts that are read whole, windows or not."""
+    monkeypatch.setattr("medusa_spec.prepare.WORTH_IT", 0.0)
+    model = make_model(name, dtype=torch.float32).requires_grad_(False)
+    prepare(model, model.get_output_embeddings())
+    backbone = Backbone(model)
+    assert backbone.reads_chains
+    system = prompt(40)[0].tolist()
+    prompts = [[*system, 3, 4], [*system, 3], system, [*system, 5, 6, 7], [9, *system], [*system, 3, 4]]
+
+    def texts():
+        return [Text(key=n, prompt=list(ids), new_tokens=NEW) for n, ids in enumerate(prompts)]
+
+    alone = [
+        found for text in texts() for found in decode_batch(backbone, [text], batch=1, eos_ids=frozenset(), keep=keep)
+    ]
+    read, verify = [], backbone.verify
+
+    def counted(ids, *arguments, **settings):
+        read.append(ids.shape[1])
+        return verify(ids, *arguments, **settings)
+
+    monkeypatch.setattr(backbone, "verify", counted)
+    together = sorted(
+        decode_batch(backbone, texts(), batch=2, eos_ids=frozenset(), keep=keep), key=lambda text: text.key
+    )
+    assert [text.tokens for text in together] == [text.tokens for text in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert not keep or torch.equal(torch.cat(one.states), torch.cat(other.states))
+    whole = sum(map(len, prompts)) + len(prompts) * (NEW - 1)
+    if name == "llama":
+        assert sum(read) == whole - 39 - 40 - 0 - 40  # of the third to sixth; a row holds one text
+    else:
+        assert sum(read) <= whole

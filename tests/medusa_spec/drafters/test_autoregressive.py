@@ -149,6 +149,10 @@ def grow(session: Any, root: int, choice: Any) -> TokenTree:
 RULES = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (40, 1.0)), hit=1.0, beam=3, width=4)
 
 
+def names(heads: Any) -> list[int] | None:
+    return None if heads.draft_ids is None else heads.draft_ids.tolist()
+
+
 def rules(**changes: Any) -> Growth:
     return Growth(**(RULES.to_dict() | changes))
 
@@ -165,7 +169,7 @@ def test_a_tree_grows_by_the_calibrated_chances_of_its_paths(
     text, session = text_of(heads, 9), session_of(heads)
     session.read(text.ids, text.states(0, 9))
     growth = rules(temperature=temperature, coverage=coverage)
-    choice = GrowthChoice(growth, K, None, heads.draft_ids)
+    choice = GrowthChoice(growth, K, None, names(heads))
     tree = grow(session, 7, choice)
     values: dict[tuple[int, ...], float] = {(): 1.0}
     level: list[tuple[int, ...]] = [()]
@@ -208,7 +212,7 @@ def test_a_draft_vocabulary_narrower_than_the_width_is_drafted_whole(attending, 
     heads = attending("eagle", draft=True)
     text, session = text_of(heads, 5), session_of(heads)
     session.read(text.ids, text.states(0, 5))
-    tree = grow(session, 7, GrowthChoice(rules(width=50), 1, None, heads.draft_ids))
+    tree = grow(session, 7, GrowthChoice(rules(width=50), 1, None, names(heads)))
     assert sorted(tree.tokens[1:]) == heads.draft_ids.tolist()
 
 

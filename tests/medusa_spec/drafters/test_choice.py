@@ -26,7 +26,7 @@ def test_a_template_takes_the_guesses_of_its_ranks() -> None:
 
 
 def test_growth_goes_on_below_the_likeliest_and_keeps_the_best() -> None:
-    choice = GrowthChoice(CHEAP, deepest=2, limit=None, draft_ids=torch.tensor([10, 11, 12]))
+    choice = GrowthChoice(CHEAP, deepest=2, limit=None, draft_ids=[10, 11, 12])
     chosen = choice.take(0, logits_of([0.1, 0.3, 0.6]))
     assert chosen is not None and list(chosen.rows) == [0, 0] and chosen.tokens.tolist() == [12, 11]
     assert choice.take(1, logits_of([0.9, 0.06, 0.04], [0.2, 0.7, 0.1])) is None  # two levels are all
@@ -64,7 +64,7 @@ def test_temperature_and_coverage_make_guesses_less_sure() -> None:
 
 def test_guesses_of_all_heads_at_once_make_the_tree_that_pays() -> None:
     rules = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (9, 1.8)), width=2)  # .1 a node
-    choice = ProductChoice(rules, limit=None, draft_ids=torch.tensor([10, 11, 12]))
+    choice = ProductChoice(rules, limit=None, draft_ids=[10, 11, 12])
     choice.take(logits_of([0.1, 0.3, 0.6], [0.55, 0.41, 0.04]))
     tree = choice.tree(7)
     assert tree.shape.parents == (-1, 0, 1, 1, 0, 4, 4)
@@ -78,14 +78,14 @@ def test_guesses_of_all_heads_join_those_of_others() -> None:
     rules = Growth(token_seconds=1.0, level_seconds=0.0, pass_seconds=((1, 1.0), (9, 2.6)), width=2)  # .2 a node
     candidates = Candidates()
     candidates.graft([50, 60], [0.9, 0.9])
-    ProductChoice(rules, None, torch.tensor([10, 11, 12]), candidates).take(logits_of([0.1, 0.3, 0.6]))
+    ProductChoice(rules, None, [10, 11, 12], candidates).take(logits_of([0.1, 0.3, 0.6]))
     assert candidates.tokens == [-1, 50, 60, 12, 11] and candidates.best(rules).tokens == [50, 60, 12, 11]
 
 
 def test_guesses_on_the_path_that_came_true_are_learnt_from() -> None:
     trust, said = Trust(), list[tuple[float, bool]]()
     trust.learn = lambda chance, right: said.append((round(chance, 3), right))  # type: ignore[method-assign]
-    choice = GrowthChoice(CHEAP, deepest=3, limit=None, draft_ids=torch.tensor([10, 11, 12]), trust=trust)
+    choice = GrowthChoice(CHEAP, deepest=3, limit=None, draft_ids=[10, 11, 12], trust=trust)
     choice.take(0, logits_of([0.1, 0.3, 0.6]))  # 12 .6, 11 .3
     choice.take(1, logits_of([0.9, 0.06, 0.04], [0.2, 0.7, 0.1]))  # below 12: 10; below 11: 11
     choice.learn([11, 11, 50])  # the third level was not guessed
@@ -98,7 +98,7 @@ def test_guesses_on_the_path_that_came_true_are_learnt_from() -> None:
 def test_guesses_of_all_heads_are_learnt_from_as_far_as_the_text_goes() -> None:
     trust, said = Trust(), list[tuple[float, bool]]()
     trust.learn = lambda chance, right: said.append((round(chance, 3), right))  # type: ignore[method-assign]
-    choice = ProductChoice(CHEAP, None, torch.tensor([10, 11, 12]), trust=trust)
+    choice = ProductChoice(CHEAP, None, [10, 11, 12], trust=trust)
     choice.take(logits_of([0.1, 0.3, 0.6], [0.55, 0.41, 0.04], [0.5, 0.3, 0.2]))
     choice.learn([12, 11])
     assert said == [(0.6, True), (0.55, False)]
