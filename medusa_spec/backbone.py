@@ -151,9 +151,8 @@ class Backbone:
 
         LLM.int8 computes columns in 16 bits where *any* token of a pass has an outlier, and in 8 where none has.
         """
-        return any(
-            type(module).__name__ == "Linear8bitLt" and module.state.threshold > 0 for module in self.model.modules()
-        )
+        layers: list[Any] = [module for module in self.model.modules() if type(module).__name__ == "Linear8bitLt"]
+        return any(layer.state.threshold > 0 for layer in layers)
 
     @property
     def spread(self) -> str | None:
