@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from medusa_spec.drafters import HeadsDrafter
 from medusa_spec.drafters.choice import GrowthChoice, ProductChoice, TemplateChoice
 from medusa_spec.tree import Candidates
 
 CHOOSING = (
-    *((owner, name) for owner in (GrowthChoice, ProductChoice, TemplateChoice) for name in ("take", "tree", "learn")),
+    *((owner, name) for owner in (GrowthChoice, ProductChoice, TemplateChoice) for name in ("take", "tree")),
+    (HeadsDrafter, "fill"),
     (Candidates, "best"),
 )
-"""From logits to chances, from chances to nodes, from nodes to the tree; and learning what came of it."""
+"""From logits to guesses or chances, from chances to nodes, from nodes to the tree; all of it within a draft."""
 
 
 class ChoiceClock:

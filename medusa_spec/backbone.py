@@ -142,17 +142,18 @@ class Backbone:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether a row of a pass does not depend on the others: positions that are rescaled by the longest one do."""
-        return not self.rescales_positions
+        """Whether a row of a pass does not depend on the others, as where the longest one rescales positions."""
+        return not (self.rescales_positions or self.mixes_tokens)
 
-    @property
+    @cached_property
     def mixes_tokens(self) -> bool:
-        """Whether a token's result depends on the others of a pass by more than rounding.
+        """Whether there are layers of LLM.int8 with its threshold for outliers.
 
-        LLM.int8 computes columns in 16 bits where *any* token of a pass has an outlier, and in 8 where none has.
+        They compute columns in 16 bits where *any* token of a pass stands out, and in 8 where none does, so a token's
+        result depends on the others of its pass by more than rounding.
         """
-        layers: list[Any] = [module for module in self.model.modules() if type(module).__name__ == "Linear8bitLt"]
-        return any(layer.state.threshold > 0 for layer in layers)
+        states: list[Any] = [getattr(module, "state", None) for module in self.model.modules()]
+        return any(type(state).__name__ == "MatmulLtState" and state.threshold > 0 for state in states)
 
     @property
     def spread(self) -> str | None:

@@ -118,18 +118,18 @@ def decode_batch(
         The texts, as they end.
     """
     waiting = texts if isinstance(texts, deque) else deque(texts)
-    sampling, running, held = sampling or Sampling(), list[Text | None](), list[Text | None]()
+    sampling, running, held = sampling or Sampling(), list[Text | None](), list[_Held]()
     cache, chooser = None, _Chooser(sampling)
     while waiting or any(running):
         if cache is None:
             rows = min(batch, len(waiting))
             room = max(len(text.prompt) + text.new_tokens for text in waiting)
-            cache, running, held = _empty_cache(backbone, rows, room), [None] * rows, [None] * rows
+            cache, running, held = _empty_cache(backbone, rows, room), [None] * rows, [_Held()] * rows
         for row, text in enumerate(running):
             while text is None and waiting:
                 text = waiting.popleft()
                 logits = _read(backbone, cache, row, text, keep, held[row])
-                held[row] = text
+                held[row] = _Held(prompt=tuple(text.prompt), states=tuple(text.states))
                 _push(text, chooser.choose(logits, [text])[0], eos_ids, stop)
                 if text.ended or text.stopped or len(text.tokens) == text.new_tokens:
                     yield text
@@ -163,16 +163,27 @@ def _empty_cache(backbone: Backbone, rows: int, room: int) -> SlabCache:
     return cache
 
 
-def _read(
-    backbone: Backbone, cache: SlabCache, row: int, text: Text, keep: Keep | None, before: Text | None
-) -> torch.Tensor:
-    """Reads a prompt into a row, less the tokens that the text before left there; logits [1, V] behind it."""
-    shared = _shared(before, text) if backbone.reads_chains else 0
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Held:
+    """The prompt that a row has read last, and what was kept of the target's states at it."""
+
+    prompt: tuple[int, ...] = ()
+    states: tuple[torch.Tensor, ...] = ()
+
+    def shared(self, prompt: list[int]) -> int:
+        """Tokens with which another prompt begins alike; its last one is read for its logits."""
+        most = min(len(self.prompt), len(prompt) - 1)
+        return next((place for place in range(most) if self.prompt[place] != prompt[place]), most)
+
+
+def _read(backbone: Backbone, cache: SlabCache, row: int, text: Text, keep: Keep | None, held: _Held) -> torch.Tensor:
+    """Reads a prompt into a row, less what it begins with alike as the one before; logits [1, V] behind it."""
+    shared = held.shared(text.prompt) if backbone.reads_chains else 0
     known = cache.cut(row, shared) if shared else 0
     if not known:
         cache.empty(row)
-    if keep is not None and before is not None and known:
-        text.states.append(torch.cat(before.states)[:known])
+    if keep is not None and known:
+        text.states.append(torch.cat(held.states)[:known].clone())
     unread = text.prompt[known:]
     cache.make_room([len(unread) * (other == row) for other in range(len(cache.lengths))])
     ids = torch.tensor([unread], device=backbone.device)
@@ -188,15 +199,6 @@ def _read(
                 text.states += keep.of(out)
             own.keep(0, range(nodes))
     return out.logits[0]
-
-
-def _shared(before: Text | None, text: Text) -> int:
-    """Tokens with which a prompt begins as what the target read before; its last one is read for its logits."""
-    if before is None:
-        return 0
-    read = [*before.prompt, *before.tokens[:-1]]
-    most = min(len(read), len(text.prompt) - 1)
-    return next((place for place in range(most) if read[place] != text.prompt[place]), most)
 
 
 def _step(

@@ -229,7 +229,12 @@ class SlabCache(Cache):
 
         Returns:
             Tokens left: none where a window has let go of the first ones.
+
+        Raises:
+            ValueError: If it does not hold so many.
         """
+        if not 0 <= length <= self.lengths[row]:
+            raise ValueError(f"length must be in 0..{self.lengths[row]}, what row {row} holds, got {length}")
         left = length if not any(slab.bases[row] for slab in self._slabs) else 0
         self.lengths[row] = left
         for slab in self._slabs:

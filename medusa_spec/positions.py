@@ -23,20 +23,21 @@ def deepest(config: Any, length: int) -> int | None:
     Learnt positions end with their table. Rotary positions that are rescaled by the longest position of a pass must not
     be rescaled by a draft before the text itself gets there.
     """
+    bounds = [] if (table := longest(config)) is None else [max(0, table - 1 - length)]
     for part in _ropes(config):
         if part.get("rope_type") in RESCALED:
             edge = _edge(part, config)
             if length < edge:
-                return edge - 1 - length
-            return 0 if part["rope_type"] == "dynamic" else None
-    bound = longest(config)
-    return None if bound is None else max(0, bound - 1 - length)
+                bounds.append(edge - 1 - length)
+            elif part["rope_type"] == "dynamic":  # every further token rescales
+                bounds.append(0)
+    return min(bounds, default=None)
 
 
 def longrope_edge(config: Any) -> int | None:
     """The length of text at which rotary factors change once, and the cache is of no use any more; None for none."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return _edge(rope, config) if rope.get("rope_type") == "longrope" else None
+    edges = [_edge(part, config) for part in _ropes(config) if part.get("rope_type") == "longrope"]
+    return min(edges, default=None)
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:

@@ -45,12 +45,18 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _reproducible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Trees do not depend on what the clock says, except in tests that ask for `speculation="auto"`; what those measure
-    is not kept among the user's."""
-    folder = tmp_path_factory.mktemp("times")
+def _reproducible() -> Iterator[None]:
+    """Trees do not depend on what the clock says, except in tests that ask for `speculation="auto"`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medusa_spec.speculation.DEFAULT", "fixed")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Times that are measured in this process are not kept among the user's."""
+    folder = tmp_path_factory.mktemp("times")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medusa_spec.pass_times.cache_directory", lambda: folder)
         yield
 

@@ -1,5 +1,6 @@
 """How far chances hold on the text at hand, learnt from what came true. Knows numbers only."""
 
+from collections.abc import Sequence
 from math import exp
 
 CERTAIN = 2.0
@@ -13,13 +14,14 @@ FARTHEST = 3.0
 
 
 class Trust:
-    """Moves the odds of chances so that they are frequencies.
+    """Moves the odds of first guesses so that they are frequencies.
 
-    Heads were calibrated on texts of one kind; on others they guess better or worse than they say, all chances alike:
+    Heads were calibrated on texts of one kind; on others their first guesses are right more or less often than they
+    say. What is left is shared by the other guesses as before, since one of a place is right at most:
 
     ```
-    said   .10 .30 .50 .80                   maths, odds x 1.8   .17 .44 .64 .88
-                                       translations, odds x .25  .03 .10 .20 .50
+    said .48 .20 .12        maths, odds of the first x 1.8           .62 .14 .09
+                            translations, odds of the first x .44    .29 .27 .16
     ```
 
     The logarithm of the factor is that of a logistic regression with nothing but a constant, learnt by one Newton step
@@ -33,14 +35,24 @@ class Trust:
         self.shift = 0.0
         self._seen = CERTAIN
 
-    def chance(self, said: float) -> float:
-        """What a chance is worth here; never falls with it."""
+    def first(self, said: float) -> float:
+        """What the chance of a first guess is worth here; never falls with it."""
         if self.shift == 0.0 or not 0.0 < said < 1.0:
             return said
         return 1.0 / (1.0 + (1.0 - said) / said * exp(-self.shift))
 
+    def all(self, said: Sequence[float]) -> list[float]:
+        """What the chances of a place's guesses are worth, the likeliest first; no more than 1 in all."""
+        if self.shift == 0.0 or not said or not said[0] < 1.0:
+            return list(said)
+        first = self.first(said[0])
+        share = (1.0 - first) / (1.0 - said[0])
+        return [first, *(min(share * chance, first) for chance in said[1:])]
+
     def learn(self, said: float, right: bool) -> None:
-        """Is told whether a guess was right whose chance was said to be this."""
-        chance = min(max(self.chance(said), 0.01), 0.99)  # one that was sure is not to count for nothing, or for all
+        """Is told whether a first guess was right whose chance was said to be this; nan teaches nothing."""
+        if not 0.0 <= said <= 1.0:
+            return
+        chance = min(max(self.first(said), 0.01), 0.99)  # one that was sure is not to count for nothing, or for all
         self._seen = min(self._seen + chance * (1.0 - chance), FORGET)
         self.shift = min(max(self.shift + (right - chance) / self._seen, -FARTHEST), FARTHEST)

@@ -118,7 +118,7 @@ class GrowthChoice(Choice):
     ) -> None:
         self.growth, self.deepest, self.draft_ids = growth, deepest, draft_ids
         self.trust = Trust() if trust is None else trust
-        self.growing = Growing(growth, limit, candidates, hit=self.trust.chance(growth.hit))
+        self.growing = Growing(growth, limit, candidates, hit=self.trust.first(growth.hit))
         self.nodes = [0]
         self.said: dict[int, tuple[int, float]] = {}  # below each node: the first guess and its chance
 
@@ -130,7 +130,7 @@ class GrowthChoice(Choice):
         for node, row in row_of.items():
             self.said[node] = ids[row][0], chances[row][0]
         parents = [node for node, row in row_of.items() for _ in ids[row]]
-        believed = [self.trust.chance(chance) for row in chances for chance in row]
+        believed = [chance for row in chances for chance in self.trust.all(row)]
         wanted = self.growing.add(parents, [token for row in ids for token in row], believed)
         if not wanted or depth + 1 == self.deepest:
             return None
@@ -185,7 +185,7 @@ class ProductChoice:
         """Takes the guesses of all heads, logits [K, draft vocabulary]."""
         ids, chances = calibrated(self.growth, logits, self.draft_ids)
         self.said = [(tokens[0], row[0]) for tokens, row in zip(ids, chances, strict=True)]
-        believed = [[self.trust.chance(chance) for chance in row] for row in chances]
+        believed = [self.trust.all(row) for row in chances]
         open_product(self.candidates, ids, believed, price=self.growth.node_price, limit=self.limit)
 
     def tree(self, root: int) -> TokenTree:

@@ -27,7 +27,8 @@ def likeliest(logits: torch.Tensor, count: int, temperature: float = 1.0) -> tup
         temperature: Above 0.
 
     Returns:
-        Int64 [M, count], the likeliest first (of equal ones in any order), and float32 [M, count], where logits are.
+        Int64 [M, count], the likeliest first (of equal ones in any order), and float32 [M, count], where logits are;
+        nan where a logit is nan or infinite upwards.
     """
     count = min(count, logits.shape[1])
     found = kernels(logits.dtype) if logits.device.type == "cpu" else None

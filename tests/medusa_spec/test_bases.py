@@ -99,6 +99,9 @@ ROUNDED: dict[str, Callable[[Path], Any]] = {
     "four bits": lambda folder: four_bits(folder, torch.float32),
     "eight bits": lambda folder: quantised(folder, torch.float32, load_in_8bit=True, llm_int8_threshold=0.0),
     "four bits, adapted": lambda folder: adapted(four_bits(folder, torch.float32)),
+    "eight bits, adapted": lambda folder: adapted(
+        quantised(folder, torch.float32, load_in_8bit=True, llm_int8_threshold=0.0)
+    ),
 }
 """Bases below it."""
 
@@ -170,8 +173,9 @@ def test_scores_are_float32_and_states_of_the_base_s_dtype_as_in_plain_decoding(
         assert {layer.keys.dtype for layer in out.cache.layers} == {dtype}
 
 
-def test_eight_bits_with_outliers_are_left_to_the_base_s_own_loop(folder, scripted, prompt):
-    base, ids = with_config(quantised(folder, torch.float32, load_in_8bit=True)), prompt(9)
+@pytest.mark.parametrize("wrap", [lambda model: model, adapted], ids=["alone", "adapted"])
+def test_eight_bits_with_outliers_are_left_to_the_base_s_own_loop(folder, scripted, prompt, wrap):
+    base, ids = with_config(wrap(quantised(folder, torch.float32, load_in_8bit=True))), prompt(9)
     answer = base.generate(input_ids=ids, do_sample=False, max_new_tokens=NEW)
     model = wrapped(base, answer, scripted)
     assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=NEW), answer)

@@ -138,6 +138,26 @@ def test_rows_come_and_go_and_leave_the_others_alone() -> None:
     written.check()
 
 
+def test_a_row_goes_on_from_what_another_text_begins_with() -> None:
+    written = Written(["full_attention"], batch=2, reserve=40)
+    written.step(4, [[0, 1, 2], [0, 1]])
+    cache, held = written.cache, written.cache.lengths[0]
+    assert cache.cut(0, held - 2) == held - 2 == cache.lengths[0]
+    written.kept[0] = [keys[:, : held - 2] for keys in written.kept[0]]
+    written.check()
+    written.step(3, [[0, 2], [0]])
+    written.check()
+    with pytest.raises(ValueError, match=r"length must be in 0\.\."):
+        cache.cut(1, cache.lengths[1] + 1)
+
+
+def test_a_row_whose_window_has_moved_is_emptied() -> None:
+    written = Written(["full_attention", "sliding_attention"], batch=1, reserve=4)
+    for _ in range(60):
+        written.step(3, [[0, 1, 2]])
+    assert written.cache.cut(0, 5) == 0 and written.cache.lengths == [0]
+
+
 def test_caches_of_one_row_are_joined_to_one_of_several() -> None:
     """Of any lengths, some of them past their window; the same one may fill several rows."""
     kinds = ["full_attention", "sliding_attention", "full_attention"]

@@ -46,3 +46,14 @@ def test_layers_of_one_kind_may_be_rescaled_where_others_are_not():
     kinds = {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}}
     config = SimpleNamespace(rope_parameters=kinds, max_position_embeddings=30)
     assert positions.rescaled(config) and positions.deepest(config, 20) == 9
+
+
+def test_of_several_bounds_the_least_holds():
+    kinds = {
+        "full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 40},
+        "sliding_attention": {"rope_type": "dynamic", "original_max_position_embeddings": 30},
+    }
+    for layers in (kinds, dict(reversed(kinds.items()))):
+        config = SimpleNamespace(rope_parameters=layers, max_position_embeddings=100)
+        assert [positions.deepest(config, length) for length in (20, 29, 35, 50)] == [9, 0, 0, 0]
+        assert positions.longrope_edge(config) == 40

@@ -1,6 +1,7 @@
 """Trust makes chances frequencies, keeps their order and is not carried away."""
 
 import random
+from itertools import pairwise
 from math import log
 
 import pytest
@@ -27,22 +28,44 @@ def logit(chance):
 
 @given(CHANCES)
 def test_at_first_what_is_said_is_believed(said):
-    assert Trust().chance(said) == said
+    assert Trust().first(said) == said and Trust().all([said, 0.0]) == [said, 0.0]
+
+
+@given(OUTCOMES, st.lists(CHANCES, min_size=1, max_size=5))
+def test_guesses_of_a_place_exclude_each_other_and_keep_their_order(outcomes, weights):
+    said = sorted((weight / max(1.0, sum(weights)) for weight in weights), reverse=True)
+    trust = taught(outcomes)
+    believed = trust.all(said)
+    assert believed[0] == trust.first(said[0]) and len(believed) == len(said)
+    assert all(0.0 <= low <= high for high, low in pairwise(believed)) and sum(believed) <= 1.0 + 1e-9
+
+
+def test_what_is_left_is_shared_as_before():
+    trust = taught([(0.5, True)] * 20)
+    first, *others = trust.all([0.4, 0.3, 0.1])
+    assert first > 0.4 and others == pytest.approx([(1 - first) / 0.6 * 0.3, (1 - first) / 0.6 * 0.1])
+
+
+@given(OUTCOMES, st.sampled_from([float("nan"), float("inf"), -1.0]))
+def test_what_is_no_chance_teaches_nothing(outcomes, said):
+    before, after = taught(outcomes), taught(outcomes)
+    after.learn(said, True)
+    assert after.shift == before.shift and all(0.0 <= chance <= 1.0 for chance in after.all([0.5, 0.2]))
 
 
 @given(OUTCOMES, CHANCES, CHANCES)
 def test_chances_stay_chances_in_their_order(outcomes, one, other):
     trust = taught(outcomes)
     low, high = sorted((one, other))
-    assert 0.0 <= trust.chance(low) <= trust.chance(high) <= 1.0
-    assert trust.chance(0.0) == 0.0 and trust.chance(1.0) == 1.0
+    assert 0.0 <= trust.first(low) <= trust.first(high) <= 1.0
+    assert trust.first(0.0) == 0.0 and trust.first(1.0) == 1.0
 
 
 @given(OUTCOMES, st.floats(0.01, 0.99))
 def test_all_odds_are_moved_by_one_factor(outcomes, said):
     trust = taught(outcomes)
     assert abs(trust.shift) <= FARTHEST
-    assert logit(trust.chance(said)) == pytest.approx(logit(said) + trust.shift, abs=1e-6)
+    assert logit(trust.first(said)) == pytest.approx(logit(said) + trust.shift, abs=1e-6)
 
 
 @given(OUTCOMES, CHANCES)
@@ -67,7 +90,7 @@ def test_it_learns_by_what_the_odds_are_off(factor):
 
 def test_it_follows_a_text_that_changes():
     trust = taught([(0.5, True)] * 200)
-    assert trust.chance(0.5) > 0.9
+    assert trust.first(0.5) > 0.9
     for _ in range(100):
         trust.learn(0.5, False)
-    assert trust.chance(0.5) < 0.2
+    assert trust.first(0.5) < 0.2

@@ -113,3 +113,13 @@ def test_what_is_learnt_moves_chances_and_how_deep_trees_grow() -> None:
     sure = GrowthChoice(dear, deepest=5, limit=None, draft_ids=None, trust=trusted)
     assert sure.take(0, logits_of([0.6, 0.3, 0.1])) is not None
     assert sure.growing.candidates.values[1] > plain.growing.candidates.values[1]
+
+
+def test_a_step_without_chances_does_not_end_what_follows() -> None:
+    trust = Trust()
+    for logits in (torch.full((1, 3), float("nan")), logits_of([0.6, 0.3, 0.1])):
+        choice = GrowthChoice(CHEAP, deepest=1, limit=None, draft_ids=None, trust=trust)
+        choice.take(0, logits)
+        tree = choice.tree(7)
+        choice.learn([0])
+    assert tree.size > 1
