@@ -242,7 +242,7 @@ def check_session(model: PreTrainedModel, heads: DraftHeads, text: torch.Tensor)
             continue
         follow = _Follow(known, place, steps)
         session.inner.guess(known[place + 1], follow)
-        torch.testing.assert_close(torch.stack(follow.logits), expected[:, place].float(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.stack(follow.logits), expected[:, place], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "tied"), CASES)

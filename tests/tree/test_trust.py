@@ -40,10 +40,14 @@ def test_guesses_of_a_place_exclude_each_other_and_keep_their_order(outcomes, we
     assert all(0.0 <= low <= high for high, low in pairwise(believed)) and sum(believed) <= 1.0 + 1e-9
 
 
-def test_what_is_left_is_shared_as_before():
+def test_other_guesses_stay_as_far_as_the_first_leaves_room():
     trust = taught([(0.5, True)] * 20)
     first, *others = trust.all([0.4, 0.3, 0.1])
-    assert first > 0.4 and others == pytest.approx([(1 - first) / 0.6 * 0.3, (1 - first) / 0.6 * 0.1])
+    assert first > 0.7 and others == pytest.approx([(1 - first) * 0.75, (1 - first) * 0.25])
+    assert trust.all([0.4, 0.01]) == [first, 0.01]
+    doubted = taught([(0.5, False)] * 3)
+    first, *others = doubted.all([0.5, 0.1, 0.1])
+    assert 0.1 < first < 0.5 and others == [0.1, 0.1]
 
 
 @given(OUTCOMES, st.sampled_from([float("nan"), float("inf"), -1.0]))
