@@ -140,11 +140,6 @@ class Backbone:
         """Whether rotary positions depend on the longest one of a pass."""
         return positions.rescaled(self.config)
 
-    @property
-    def takes_rows(self) -> bool:
-        """Whether a row of a pass does not depend on the others, as where the longest one rescales positions."""
-        return not (self.rescales_positions or self.mixes_tokens)
-
     @cached_property
     def mixes_tokens(self) -> bool:
         """Whether there are layers of LLM.int8 with its threshold for outliers.

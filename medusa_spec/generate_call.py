@@ -142,7 +142,7 @@ class Call:
             return "a cache was passed with a batch"
         if self.streamer is not None:
             return "a streamer is shown all rows of a batch at once"
-        if not self.backbone.takes_rows:
+        if self.backbone.rescales_positions:
             return "the longest row of a batch rescales the positions of all"
         if asked:
             return f"{' and '.join(asked)} of it were asked for"
