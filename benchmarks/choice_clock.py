@@ -49,7 +49,7 @@ class ChoiceClock:
     @contextmanager
     def watching(self) -> Iterator["ChoiceClock"]:
         """Watches them as long as the context lasts."""
-        plain = [(owner, name, owner.__dict__[name]) for owner, name in CHOOSING if name in owner.__dict__]
+        plain = [(owner, name, owner.__dict__[name]) for owner, name in CHOOSING]
         for owner, name, function in plain:
             setattr(owner, name, self.timed(function))
         try:

@@ -75,3 +75,21 @@ def test_rows_are_drafted_for_together_as_each_alone(heads, growth, hybrid):
     found = together({row: own.drafting(ids[-1], h, None) for row, (own, ids, h) in enumerate(rows)})
     assert list(found.values()) == expected
     assert any(tree.size > 1 for tree in expected)
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["heads", "hybrid"])
+def test_a_session_learns_from_what_came_of_its_drafts_and_from_nothing_else(heads, hybrid):
+    drafter = HeadsDrafter(heads, TREE, growth=GROWTH, dtype=torch.float64, device=torch.device("cpu"))
+    maker, h = HybridDrafter(drafter) if hybrid else drafter, torch.randn(H, dtype=torch.float64)
+    for right in (True, False):
+        session = maker.begin([3])
+        own = session.heads if hybrid else session
+        tree = alone(session.drafting(3, h, None))
+        first = own.chosen.said[0][0]
+        assert first in tree.tokens[1:]
+        session.observe([first if right else next(token for token in range(V) if token not in tree.tokens)])
+        learnt = own.trust.shift
+        assert learnt > 0 if right else learnt < 0
+        session.observe([first])  # of a plain step
+        assert own.trust.shift == learnt
+    assert maker.begin([3]).draft(3, h, None) == tree, "another text begins with what the heads say"

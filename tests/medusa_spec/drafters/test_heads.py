@@ -221,6 +221,17 @@ def test_no_more_nodes_than_the_limit_are_drafted_from_a_text(attending, text_of
     assert tree.size - 1 == min(most if limit is None else limit, most) and tree.tokens[0] == 7
 
 
+def test_heads_that_attend_learn_how_far_their_chances_hold(attending, text_of) -> None:
+    made = attending("eagle")
+    drafting = HeadsDrafter(made, TEMPLATE, growth=RULES, dtype=torch.float64, device=CPU)
+    for right in (True, False):
+        session: Any = shown(drafting, text_of(made, 5))
+        tree = session.draft(7, None, None)
+        first = session.chosen.said[0][0]
+        session.observe([first if right else next(token for token in range(V) if token not in tree.tokens)])
+        assert session.trust.shift > 0 if right else session.trust.shift < 0
+
+
 def test_before_a_text_is_shown_and_after_it_is_forgotten_nothing_is_drafted(attending, text_of) -> None:
     made = attending("eagle")
     session, text = drafter(made).begin([]), text_of(made, 5)
