@@ -67,13 +67,31 @@ def asked(options: argparse.Namespace) -> dict[str, Any]:
 def table(points: Sequence[dict[str, Any]]) -> str:
     """The points as text, a line each."""
     trees = [size for size in TREES if all(size < len(point["expected_mu"]) for point in points)]
-    rows = [["answer tokens", "epochs", "steps", "seconds", *(f"μ({size})" for size in trees), "top-1 by head"]]
+    rows = [
+        [
+            "answer tokens",
+            "with prompts",
+            "epochs",
+            "steps",
+            "seconds",
+            *(f"μ({size})" for size in trees),
+            "top-1 by head",
+        ]
+    ]
     for point in points:
         seconds = "resumed" if point["seconds"] is None else f"{point['seconds']:.0f}"
         expected = [f"{point['expected_mu'][size]:.3f}" for size in trees]
         accuracy = " ".join(f"{share:.3f}" for share in point["top1"])
         rows.append(
-            [f"{point['answer_tokens']:,}", str(point["epochs"]), str(point["steps"]), seconds, *expected, accuracy]
+            [
+                f"{point['answer_tokens']:,}",
+                f"{point['tokens']:,}",
+                str(point["epochs"]),
+                str(point["steps"]),
+                seconds,
+                *expected,
+                accuracy,
+            ]
         )
     return columns(rows)
 

@@ -67,7 +67,8 @@ def measure_point(
         most_epochs: Most passes.
 
     Returns:
-        A record: data, epochs, steps, seconds, accuracy by head, expected μ of the best tree of every size.
+        A record: data (`tokens` are those of prompts and answers), epochs, steps, seconds, accuracy by head, expected
+        μ of the best tree of every size.
 
     Raises:
         ConfigError: If the run's states are not what this family of heads reads.
@@ -92,6 +93,7 @@ def measure_point(
     result = {
         "conversations": int(kept.sum()),
         "answer_tokens": int(counts.sum()),
+        "tokens": sum(length for length, taken in zip(data.lengths(), kept.tolist(), strict=True) if taken),
         "positions": len(store.decoding_rows()),
         "epochs": config.epochs,
         "draft_coverage": 1.0 if heads.draft_ids is None else coverage(counts, heads.draft_ids.cpu()),

@@ -52,7 +52,7 @@ def nudge(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_the_lines_to_change_are_there() -> None:
     files = re.split(r"^ # (\S+\.py)\n", DIFF, flags=re.MULTILINE)[1:]
-    assert files[::2] == ["heads/config.py", "heads/families.py", "medusa_spec/cli/app.py"]
+    assert files[::2] == ["heads/config.py", "heads/families.py", "medusa_spec/cli/finetune_app.py"]
     for path, lines in zip(files[::2], files[1::2], strict=True):
         text = (ROOT / path).read_text(encoding="utf-8")
         there = [line[1:] for line in lines.splitlines() if line[0] in " -"]

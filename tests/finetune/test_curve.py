@@ -16,6 +16,7 @@ from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.curve import epochs_for, halvings, measure_point, run_settings
 from medusa_spec.finetune.stages import read_done
 from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.tokens import TokenData
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "data_curve.py"
 
@@ -42,6 +43,7 @@ def test_all_of_the_data_give_the_figures_of_the_run_itself(finished: FinetuneCo
     calibration = read_done(Path(finished.output), "calibrate")["result"]
     assert point["expected_mu"] == calibration["expected_mu"]
     assert point["top1"] == calibration["top1"] and point["steps"] == 34
+    assert point["tokens"] == sum(TokenData(Path(finished.output) / "data", "train").lengths())
     ours = load_heads(tmp_path / "heads", Target(finished).backbone)[0].state_dict()
     theirs = load_heads(Path(finished.output) / "heads", Target(finished).backbone)[0].state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -75,6 +77,7 @@ def test_the_script_measures_nested_sizes_and_takes_them_up_again(
     record = json.loads(first)
     assert [point["answer_tokens"] >= size for point, size in zip(record["points"], (300, 1000), strict=True)]
     assert [point["epochs"] for point in record["points"]] == [3, 2]
+    assert all(point["tokens"] > point["answer_tokens"] for point in record["points"])
     assert len(record["points"][0]["top1"]) == 2 and "μ(15)" in capsys.readouterr().out
     assert (tmp_path / "curve" / "curve.png").read_bytes().startswith(b"\x89PNG")
     script().main(arguments)
