@@ -22,7 +22,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: `python -m medusa_spec.finetune.pipeline` would otherwise run a module that is imported already.
+    # Lazy: who wants a setting or a hash need not wait for Trainer.
     if name in _PLACES:
         return getattr(import_module(f"medusa_spec.finetune.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ from medusa_spec.files import read_json, write_json, write_tensors
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import TextBatches
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.given_heads import own_folder
 from medusa_spec.finetune.joint_batches import TokenTexts
 from medusa_spec.finetune.joint_model import JointModel
 from medusa_spec.finetune.joint_trainer import train_jointly
@@ -25,7 +26,7 @@ from medusa_spec.finetune.states import extract_shard, plan_shards
 from medusa_spec.finetune.store import StateStore, read_shard, shard_path
 from medusa_spec.finetune.target import Target, compute_dtype
 from medusa_spec.finetune.tokens import TokenData
-from medusa_spec.finetune.train import check_trained, coverages, own_folder, read_heads, start_heads
+from medusa_spec.finetune.train import check_trained, coverages, read_heads, start_heads
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.finetune.wanted import wanted_states
 from medusa_spec.finetune.weights import weights_name

@@ -1,8 +1,6 @@
 """All stages in one output folder, each skipped when it is done."""
 
-import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -85,55 +83,3 @@ def run_pipeline(
                 stage(config, target)
             processes.wait()
     return output
-
-
-_LISTS = ("data", "sources", "options", "self_openings", "learning_rates", "report_to")
-"""Settings that take several words."""
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m medusa_spec.finetune.pipeline")
-    parser.add_argument("--stages", help=f"comma-separated, among {','.join(STAGES)}; default all")
-    parser.add_argument("--redo", help="delete this stage and the later ones, and run them again")
-    parser.add_argument("--reverse", action="store_true", help="states: from the last shard backwards")
-    for field in fields(FinetuneConfig):
-        if field.name == "reverse":
-            continue
-        if field.type is bool:
-            parser.add_argument("--" + field.name.replace("_", "-"), action="store_true")
-            continue
-        parser.add_argument(
-            "--" + field.name.replace("_", "-"),
-            nargs="+" if field.name in _LISTS else None,
-            type=_TYPES.get(str(field.type).split(" |")[0], str),
-            required=field.name in ("model", "data", "output"),
-            default=argparse.SUPPRESS,
-        )
-    return parser.parse_args(arguments)
-
-
-def _integer_or_none(text: str) -> int | None:
-    return None if text.lower() == "none" else int(text)
-
-
-def _number_or_none(text: str) -> float | None:
-    return None if text.lower() == "none" else float(text)
-
-
-_TYPES: dict[str, Callable[[str], Any]] = {
-    "<class 'int'>": int,
-    "<class 'float'>": float,
-    "int": _integer_or_none,
-    "float": _number_or_none,
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The same from a command line; `medusa-spec finetune` is the comfortable one."""
-    values = vars(_parse(arguments))
-    names, redo = values.pop("stages"), values.pop("redo")
-    run_pipeline(FinetuneConfig(**values), stages=names and names.split(","), redo=redo)
-
-
-if __name__ == "__main__":
-    main()

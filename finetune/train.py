@@ -5,25 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import (
-    CONFIG_NAME,
     TARGET_ADAPTER,
     WEIGHTS_NAME,
-    heads_folder,
     load_heads,
-    read_config,
     read_weights,
     save_heads,
 )
 from medusa_spec.config import MedusaConfig
-from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
+from medusa_spec.errors import ConfigError, MedusaError
 from medusa_spec.files import write_json, write_tensors
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.batches import StepBatches, step_batches
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.given_heads import given_heads, own_folder
 from medusa_spec.finetune.lora import adapt_heads, adapter_tensors, load_adapter_tensors
 from medusa_spec.finetune.processes import everyone
 from medusa_spec.finetune.records import fingerprint
@@ -33,10 +30,10 @@ from medusa_spec.finetune.tokens import TokenData
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.finetune.trainer import train_heads
 from medusa_spec.finetune.watch_decoder import DecoderWatch, decoder_watch
-from medusa_spec.head_adapters import is_adapter, save_adapter
-from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent, options_of
+from medusa_spec.head_adapters import save_adapter
+from medusa_spec.heads import DraftHeads, HeadsConfig, coverage, make_heads, most_frequent
 from medusa_spec.heads_note import weights_hash
-from medusa_spec.target_adapter import adapter_hash, copy_adapter, target_adapter
+from medusa_spec.target_adapter import adapter_hash, copy_adapter
 
 _DEPENDS_ON = (
     "kind num_heads num_layers lm_head rank draft_vocab_size init_from epochs max_steps batch_positions learning_rate "
@@ -60,31 +57,6 @@ def settings(config: FinetuneConfig) -> dict[str, Any]:
     if config.init_from is not None:
         found["init_weights"] = fingerprint(str(own_folder(config.init_from) / WEIGHTS_NAME))
     return found
-
-
-def own_folder(name: str) -> Path:
-    """The folder of heads to start from.
-
-    Raises:
-        ConfigError: If they are in another project's format, or an adapter of heads.
-    """
-    folder = heads_folder(name)
-    if is_adapter(folder):
-        raise ConfigError(
-            f"init_from must be heads, got {name!r}, which is an adapter; begin with the heads that it stands on, "
-            f"{read_config(folder).base_heads!r}"
-        )
-    if (folder / CONFIG_NAME).is_file() and target_adapter(name) is not None:
-        raise ConfigError(
-            f"init_from must be heads of the target as it is, got {name!r}, which were trained with an adapter on it; "
-            "save the adapted model and give it as model: MedusaModel.from_pretrained(heads).detach().save_pretrained()"
-        )
-    if not (folder / CONFIG_NAME).is_file():
-        raise ConfigError(
-            f"init_from must be heads in this library's own format, got {name!r}, which is of another project; convert "
-            f"them once: MedusaModel.from_pretrained(target, heads={name!r}).save_pretrained(folder)"
-        )
-    return folder
 
 
 def run_train(config: FinetuneConfig, target: Target) -> dict[str, Any]:
@@ -164,7 +136,7 @@ def start_heads(
         hidden_size=backbone.hidden_size, vocab_size=backbone.vocab_size, target=backbone.config
     )
     if config.init_from is not None:
-        heads = _given_heads(config.init_from, sizes, backbone)
+        heads = given_heads(config.init_from, sizes, backbone)
         return heads if config.adapter_rank is None else _adapted(heads, config)
     ids = None
     if sizes.draft_vocab_size is not None:
@@ -180,44 +152,9 @@ def start_heads(
     return heads.float().to(projection.weight.device)
 
 
-def _given_heads(name: str, sizes: HeadsConfig, backbone: Backbone) -> DraftHeads:
-    folder = own_folder(name)
-    heads, _ = load_heads(folder, backbone, dtype=torch.float32)
-    fixed = ("kind", "num_heads", "num_layers", "lm_head", *(["rank"] if sizes.lm_head == "low_rank" else []))
-    for key in fixed:
-        ours, theirs = getattr(sizes, key), getattr(heads.config, key)
-        if ours != theirs:
-            raise ConfigError(f"{key} must be that of init_from = {name!r}, which is {theirs!r}, got {ours!r}")
-    options = options_of(sizes.kind, sizes.options)
-    if options != heads.options:
-        raise ConfigError(f"options must be those of init_from = {name!r}, which are {heads.options}, got {options}")
-    check_loaded(heads, load_file(folder / WEIGHTS_NAME), name)
-    for parameter in heads.parameters():
-        parameter.requires_grad_(True)
-    return heads.train()
-
-
 def _adapted(heads: DraftHeads, config: FinetuneConfig) -> DraftHeads:
     assert config.adapter_rank is not None
     return adapt_heads(heads, rank=config.adapter_rank, alpha=config.used_adapter_alpha, seed=config.seed)
-
-
-def check_loaded(heads: DraftHeads, stored: dict[str, torch.Tensor], name: str) -> None:
-    """Compares norms with those on disk: training on from heads must not silently begin with fresh ones.
-
-    Raises:
-        CheckpointError: If a norm differs, or all that heads of this family begin with at zero is zero still.
-    """
-    for key, tensor in heads.state_dict().items():
-        expected, got = float(stored[key].float().norm()), float(tensor.float().norm())
-        if abs(expected - got) > 1e-3 * max(expected, 1e-6):
-            raise CheckpointError(f"{key} of {name!r} must have norm {expected:.6g} as on disk, got {got:.6g}")
-    fresh = make_heads(heads.config, heads.projection, heads.draft_ids, heads.embedding)
-    begun = [key for key, parameter in fresh.named_parameters() if not parameter.any()]
-    if begun and not any(stored[key].any() for key in begun):
-        raise CheckpointError(
-            f"init_from must name trained heads, but {name!r} is as heads begin: {', '.join(begun[:3])} … are zero"
-        )
 
 
 def check_trained(start: dict[str, torch.Tensor], heads: DraftHeads) -> None:

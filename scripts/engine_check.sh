@@ -18,7 +18,7 @@ make_engine
 
 if [ $# -eq 0 ]; then
     MODEL=$("$PYTHON" -c 'from medusa_spec.default_model import default_model_path; print(default_model_path())')
-    "$PYTHON" -m medusa_spec.finetune.pipeline --model "$MODEL" --data self --self-conversations 200 \
+    "$PYTHON" -m medusa_spec finetune --model "$MODEL" --data self --self-conversations 200 \
         --output "$WORK/medusa" --kind medusa --num-heads 4 --epochs 4 --report-prompts 2
     set -- "$WORK/medusa/heads"
 fi

@@ -23,7 +23,12 @@ GO_ON=("${FAMILY[@]}" --init-from "$RUNS/first/heads" --unroll 4 --epochs 1 --ma
 train() { # name, then options
     local name=$1
     shift
-    python -m medusa_spec.finetune.pipeline --model "$MODEL" --base-name "$BASE" --output "$RUNS/$name" --seed 0 "${REPORT[@]}" "$@"
+    python -m medusa_spec finetune --model "$MODEL" --base-name "$BASE" --output "$RUNS/$name" --seed 0 "${REPORT[@]}" "$@"
+}
+
+data() { # files; into DATA_ARGS
+    DATA_ARGS=()
+    for file in "$@"; do DATA_ARGS+=(--data "$file"); done
 }
 
 publish() { # name
@@ -40,14 +45,15 @@ publish() { # name
 # First one step of a draft, then more of them; then a short training of all that are unrolled, on general and on domain
 # answers apart.
 # shellcheck disable=SC2086  # DATA may name several files
-train first --data ${DATA:-self} "${FAMILY[@]}" --unroll 3 --unroll-ramp 0.8 --epochs 2 --learning-rate 7e-4 \
-    --tree-size 4 --stages data,states,train,calibrate
+data ${DATA:-self}
+train first "${DATA_ARGS[@]}" "${FAMILY[@]}" --unroll 3 --unroll-ramp 0.8 --epochs 2 --learning-rate 7e-4 \
+    --tree-size 4 --stage self --stage data --stage states --stage train --stage calibrate
 # shellcheck disable=SC2086
-train smollm2-135m --data ${DATA:-"$RUNS/first/self.jsonl"} --states-from "$RUNS/first" "${GO_ON[@]}" "$@"
+data ${DATA:-"$RUNS/first/self.jsonl"}
+train smollm2-135m "${DATA_ARGS[@]}" --states-from "$RUNS/first" "${GO_ON[@]}" "$@"
 publish smollm2-135m
 
 if [ -n "$DATA" ]; then
-    # shellcheck disable=SC2086
-    train smollm2-135m-gsm8k --data $DATA --sources "$DOMAIN_SOURCE" --states-from "$RUNS/first" "${GO_ON[@]}" "$@"
+    train smollm2-135m-gsm8k "${DATA_ARGS[@]}" --source "$DOMAIN_SOURCE" --states-from "$RUNS/first" "${GO_ON[@]}" "$@"
     publish smollm2-135m-gsm8k
 fi

@@ -27,16 +27,18 @@ def finetune(
         preview: Show a few conversations with the trained tokens marked, and stop.
         stages: Names of stages.
         redo: The stage from which on all is done again.
-        settings: Other fields of `FinetuneConfig`; those that are None keep their default.
+        settings: Other fields of `FinetuneConfig`; those that are None keep their default, or are those of the heads
+            that `init_from` names.
     """
     try:
         from medusa_spec.finetune.config import FinetuneConfig
+        from medusa_spec.finetune.given_heads import shaped_as_given
         from medusa_spec.finetune.mask_preview import preview as preview_of
         from medusa_spec.finetune.pipeline import run_pipeline
         from medusa_spec.finetune.processes import everyone
     except ModuleNotFoundError as error:
         raise missing_package(error) from error
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = shaped_as_given({name: value for name, value in settings.items() if value is not None})
     config = FinetuneConfig(model=model, data=data, output=output or ".", **given)
     if preview:
         print(preview_of(config))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from medusa_spec.cli.finetune_app import REPEATABLE
 from medusa_spec.files import write_json
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.store import StateStore, kept_positions, shard_path, write_shard
@@ -90,6 +91,31 @@ def finished(make_config: Callable[..., FinetuneConfig], tmp_path_factory: pytes
     config = make_config(tmp_path_factory.mktemp("finished") / "run")
     run_pipeline(config)
     return config
+
+
+def words_of(config: FinetuneConfig, **changes: Any) -> list[str]:
+    """A command line of these settings; see `command_line`."""
+    default = FinetuneConfig(model="m", data=("d",), output="o").to_dict()
+    options = {setting: option for option, setting in REPEATABLE.items()}
+    words = ["finetune"]
+    for name, value in (config.to_dict() | changes).items():
+        if name not in ("model", "data", "output") and value == default[name]:
+            continue
+        option = "--" + options.get(name, name).replace("_", "-")
+        if value is True:
+            words.append(option)
+            continue
+        assert value is not None and value is not False, f"{name} cannot be said"
+        several = [f"{key}={item}" for key, item in value.items()] if isinstance(value, dict) else value
+        for item in several if isinstance(several, list) else [several]:
+            words += [option, str(item)]
+    return words
+
+
+@pytest.fixture(scope="session")
+def command_line() -> Callable[..., list[str]]:
+    """`command_line(config, **changes)`: the arguments of `medusa-spec` that say the same."""
+    return words_of
 
 
 def build_store(

@@ -114,7 +114,7 @@ def test_training_on_keeps_the_options(finished: FinetuneConfig, tmp_path: Path)
     counts = TokenData(tmp_path / "run" / "data", "train").answer_counts(target.backbone.vocab_size)
     same = replace(given, options={"inner_size": 24, "tied": True})  # `tied` is the default
     assert start_heads(same, target.backbone, counts, target.eos_ids).options.inner_size == 24
-    with pytest.raises(ConfigError, match=r"options must be those of init_from .*inner_size=24.* got .*=None"):
+    with pytest.raises(ConfigError, match=r"options must be that of init_from .*inner_size=24.* got .*=None"):
         start_heads(replace(given, options={}), target.backbone, counts, target.eos_ids)
 
 

@@ -18,9 +18,9 @@ from medusa_spec.checkpoint import ADAPTER_WEIGHTS, WEIGHTS_NAME, read_config
 from medusa_spec.errors import ConfigError
 from medusa_spec.finetune import FinetuneConfig, run_pipeline
 from medusa_spec.finetune.batches import TextBatches
+from medusa_spec.finetune.given_heads import own_folder
 from medusa_spec.finetune.stages import read_done
 from medusa_spec.finetune.target import Target
-from medusa_spec.finetune.train import own_folder
 from medusa_spec.heads import FAMILIES as heads_of
 from medusa_spec.testing import tiny, tiny_tokenizer
 

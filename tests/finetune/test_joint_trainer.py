@@ -98,7 +98,9 @@ def test_fsdp_is_refused(finished: FinetuneConfig, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(finished: FinetuneConfig, tmp_path: Path) -> None:
+def test_two_processes_train_what_one_does(
+    finished: FinetuneConfig, command_line: Callable[..., list[str]], tmp_path: Path
+) -> None:
     outputs = [tmp_path / "one", tmp_path / "two"]
     for output in outputs:
         output.mkdir()
@@ -107,14 +109,10 @@ def test_two_processes_train_what_one_does(finished: FinetuneConfig, tmp_path: P
                 (shutil.copytree if path.is_dir() else shutil.copy)(path, output / path.name)
     config = replace(finished, **JOINT)
     run_pipeline(replace(config, output=str(outputs[0])), stages=("joint",))
-    default = FinetuneConfig(model="m", data=("d",), output="o").to_dict()
-    words = []
-    for name, value in (config.to_dict() | {"output": str(outputs[1])}).items():
-        if name in ("model", "data", "output") or value != default[name]:
-            words += ["--" + name.replace("_", "-"), *map(str, value if isinstance(value, list) else [value])]
+    words = command_line(config, output=str(outputs[1]))
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--main_process_port", "0"]
     done = subprocess.run(
-        [sys.executable, *launch, "-m", "medusa_spec.finetune.pipeline", *words, "--stages", "joint"],
+        [sys.executable, *launch, "-m", "medusa_spec", *words, "--stage", "joint"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -17,9 +17,10 @@ from medusa_spec.checkpoint import ADAPTER_WEIGHTS, WEIGHTS_NAME, read_config
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.finetune import FinetuneConfig, run_pipeline
 from medusa_spec.finetune.batches import PositionBatches
+from medusa_spec.finetune.given_heads import own_folder
 from medusa_spec.finetune.lora import adapt_heads, adapter_tensors, load_adapter_tensors
 from medusa_spec.finetune.target import Target
-from medusa_spec.finetune.train import load_trained, own_folder
+from medusa_spec.finetune.train import load_trained
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import HeadsConfig, fitted_options, make_heads
 from medusa_spec.testing import tiny_model

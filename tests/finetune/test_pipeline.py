@@ -17,7 +17,7 @@ import torch
 from medusa_spec.checkpoint import WEIGHTS_NAME, load_heads
 from medusa_spec.errors import ConfigError
 from medusa_spec.finetune import FinetuneConfig, run_pipeline
-from medusa_spec.finetune.pipeline import STAGES, main
+from medusa_spec.finetune.pipeline import STAGES
 from medusa_spec.finetune.target import Target
 
 MakeConfig = Callable[..., FinetuneConfig]
@@ -76,17 +76,6 @@ def test_the_target_is_untouched(make_config: MakeConfig, tmp_path: Path) -> Non
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(p.grad is None and not p.requires_grad for p in target.model.parameters())
-
-
-def test_the_command_line_runs_the_stages_named(tiny_folder: Path, chats: Path, tmp_path: Path) -> None:
-    main(
-        ["--model", str(tiny_folder), "--data", str(chats), "--output", str(tmp_path), "--stages", "data"]
-        + ["--sources", "even", "--held-out", "0.2", "--max-length", "512", "--loss", "kl", "--ema", "0.9"]
-        + ["--learning-rates", "blocks=2", "linear=0.5", "--top-logits", "4"]
-    )
-    done = json.loads((tmp_path / "data.done.json").read_text())
-    assert done["result"]["sources"] == {"even": 100}
-    assert not (tmp_path / "states.done.json").exists()
 
 
 # What must be on disk before the kill, so that it hits the stage in its middle.

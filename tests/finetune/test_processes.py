@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,21 +22,11 @@ from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.processes import Processes, everyone, join
 
 MakeConfig = Callable[..., FinetuneConfig]
+CommandLine = Callable[..., list[str]]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "accelerate"
-RUN = ["-m", "medusa_spec.finetune.pipeline"]
+RUN = ["-m", "medusa_spec"]
 SECONDS = 240
 """Far more than it takes: on a busy machine starting torch four times does."""
-
-
-def arguments(config: FinetuneConfig, **changes: Any) -> list[str]:
-    """A command line of these settings."""
-    default = FinetuneConfig(model="m", data=("d",), output="o").to_dict()
-    given = config.to_dict() | changes
-    words = []
-    for name, value in given.items():
-        if name in ("model", "data", "output") or value != default[name]:
-            words += ["--" + name.replace("_", "-"), *map(str, value if isinstance(value, list) else [value])]
-    return words
 
 
 def test_items_are_shared_out_once_each() -> None:
@@ -62,7 +51,9 @@ def test_a_launcher_tells_each_its_number(monkeypatch: pytest.MonkeyPatch) -> No
         join("cuda:0")
 
 
-def test_two_processes_train_what_one_trains(finished: FinetuneConfig, tmp_path: Path) -> None:
+def test_two_processes_train_what_one_trains(
+    finished: FinetuneConfig, command_line: CommandLine, tmp_path: Path
+) -> None:
     """By the configuration that is shipped, told to stay on the CPU: states and train are computed by both."""
     settings = yaml.safe_load((EXAMPLES / "several.yaml").read_text()) | {"use_cpu": True, "main_process_port": 0}
     (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(settings))
@@ -70,9 +61,9 @@ def test_two_processes_train_what_one_trains(finished: FinetuneConfig, tmp_path:
     shutil.copytree(alone / "data", output / "data")
     shutil.copy(alone / "data.done.json", output)
     launch = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml")]
-    words = arguments(finished, output=str(output), gradient_accumulation=2)
+    words = command_line(finished, output=str(output), gradient_accumulation=2)
     done = subprocess.run(
-        [sys.executable, *launch, *RUN, *words, "--stages", "states,train"],
+        [sys.executable, *launch, *RUN, *words, "--stage", "states", "--stage", "train"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -93,9 +84,11 @@ def test_two_processes_train_what_one_trains(finished: FinetuneConfig, tmp_path:
             assert step == other and found == pytest.approx(value, rel=2e-4)
 
 
-def test_when_one_fails_its_error_is_seen_and_the_other_ends(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_when_one_fails_its_error_is_seen_and_the_other_ends(
+    make_config: MakeConfig, command_line: CommandLine, tmp_path: Path
+) -> None:
     """Without a launcher that would end the other for it: the first reads the data, the second waits for it."""
-    words = arguments(make_config(tmp_path / "run", data=(str(tmp_path / "missing.jsonl"),)))
+    words = command_line(make_config(tmp_path / "run", data=(str(tmp_path / "missing.jsonl"),)))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -120,7 +113,7 @@ def test_shipped_configurations_are_read_by_accelerate(name: str) -> None:
     config = load_config_from_file(str(EXAMPLES / name))
     assert config.num_processes == 2 and str(config.mixed_precision) == "no"
     text = (EXAMPLES / name).read_text()
-    assert f"--config_file examples/accelerate/{name} -m medusa_spec.finetune.pipeline" in text
+    assert f"--config_file examples/accelerate/{name} -m medusa_spec finetune" in text
 
 
 def test_the_fsdp_configuration_spreads_whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ from medusa_spec import MedusaModel
 from medusa_spec.checkpoint import WEIGHTS_NAME
 from medusa_spec.errors import CheckpointError, ConfigError, MedusaError
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.given_heads import check_loaded
 from medusa_spec.finetune.stages import read_done
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.tokens import TokenData
-from medusa_spec.finetune.train import check_loaded, check_trained, load_trained, run_train, settings, start_heads
+from medusa_spec.finetune.train import check_trained, load_trained, run_train, settings, start_heads
 from medusa_spec.heads import MedusaHeads
 
 MakeConfig = Callable[..., FinetuneConfig]

@@ -1,4 +1,5 @@
 import json
+import runpy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from medusa_spec.checkpoint import heads_folder, read_config
 from medusa_spec.cli import main
 from medusa_spec.cli.app import app
 from medusa_spec.cli.finetune_app import REPEATABLE
@@ -149,6 +151,43 @@ def test_wrong_setting_is_one_message(runs: list[Any], capsys: pytest.CaptureFix
     assert _run("--model", "m", "--data", "a", "--output", "o", "--held-out", "2") == 2
     error = capsys.readouterr().err
     assert "held_out" in error and "Traceback" not in error and not runs
+
+
+def test_stages_named_are_run_and_no_others(tiny_folder: Path, tmp_path: Path) -> None:
+    data, answer = tmp_path / "chats.jsonl", {"role": "assistant", "content": "answer"}
+    records = [
+        {"source": ("even", "odd")[number % 2], "messages": [{"role": "user", "content": str(number)}, answer]}
+        for number in range(20)
+    ]
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    words = ["--model", str(tiny_folder), "--data", str(data), "--output", str(tmp_path / "run"), "--stage", "data"]
+    assert _run(*words, "--source", "even", "--held-out", "0.2") == 0
+    done = json.loads((tmp_path / "run" / "data.done.json").read_text())
+    assert done["result"]["sources"] == {"even": 10}
+    assert not (tmp_path / "run" / "states.done.json").exists()
+
+
+def test_what_is_not_said_of_given_heads_is_theirs(runs: list[Any]) -> None:
+    assert _run(*"--model m --data a --output o --init-from smollm2-135m --adapter-rank 4".split()) == 0
+    config = runs[0][1]
+    assert (config.kind, config.num_heads, config.adapter_rank) == ("fused", 7, 4)
+    packaged = read_config(heads_folder("smollm2-135m")).heads
+    assert config.options == packaged.options and config.num_layers == packaged.num_layers
+
+
+def test_what_is_said_otherwise_of_given_heads_is_refused_at_once(
+    runs: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(*"--model m --data a --output o --init-from smollm2-135m --num-heads 4".split()) == 2
+    assert "num_heads must be that of init_from = 'smollm2-135m', which is 7, got 4" in capsys.readouterr().err
+    assert _run(*"--model m --data a --output o --init-from nowhere".split()) == 2 and not runs
+
+
+def test_the_module_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["medusa_spec", "finetune", "--help"])
+        runpy.run_module("medusa_spec", run_name="__main__")
+    assert stopped.value.code == 0 and "--init-from" in capsys.readouterr().out
 
 
 def test_preview_marks_the_answers_of_real_data(
