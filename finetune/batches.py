@@ -158,15 +158,27 @@ def step_batches(store: StateStore, *, attends: bool, batch_positions: int, epoc
     return kind(store, batch_positions=batch_positions, epochs=epochs, seed=seed)
 
 
-def in_order(store: StateStore, *, attends: bool, batch_positions: int = 2048) -> Iterator[Batch]:
-    """All positions at which decoding would draft, once, in the order of the store."""
+def in_order(
+    store: StateStore, *, attends: bool, batch_positions: int = 2048, limit: int | None = None
+) -> Iterator[Batch]:
+    """All positions at which decoding would draft, once, in the order of the store.
+
+    Args:
+        store: Any.
+        attends: Whether whole texts are read.
+        batch_positions: Most positions of a batch.
+        limit: About so many positions alone, spread evenly over the store: it begins with the longest texts.
+    """
+    rows = store.decoding_rows()
+    share = 1.0 if limit is None else min(1.0, limit / max(1, len(rows)))
     if not attends:
-        for numbers in store.decoding_rows().split(batch_positions):
+        for numbers in rows[_spread(len(rows), share)].split(batch_positions):
             yield store.rows(numbers).batch()
         return
     batch: list[Text] = []
     width = 0
-    for text in store.texts():  # of falling length, unless some were known before: see `reuse`
+    texts = store.texts()  # of falling length, unless some were known before: see `reuse`
+    for text in (texts[number] for number in _spread(len(texts), share).tolist()):
         width = max(width, text.length)
         if batch and (len(batch) + 1) * width > batch_positions:
             yield store.batch(batch)
@@ -174,3 +186,9 @@ def in_order(store: StateStore, *, attends: bool, batch_positions: int = 2048) -
         batch.append(text)
     if batch:
         yield store.batch(batch)
+
+
+def _spread(count: int, share: float) -> torch.Tensor:
+    """Int64: numbers below `count`, evenly spread, a share of them and at least one."""
+    kept = min(count, max(1, round(count * share)))
+    return torch.arange(kept) * count // max(1, kept)

@@ -24,7 +24,7 @@ from medusa_spec.prepare import prepare
 from medusa_spec.tree import Growth, PathValues, TreeTemplate, best_tree, chain_template, count_paths, expected_accepted
 
 CHANCE_POSITIONS = 1 << 14
-"""Held-out positions at which probabilities are calibrated."""
+"""Held-out positions at which probabilities are calibrated, spread over all."""
 
 SHOWN_SIZES = (1, 3, 7, 15, 31, 63)
 """Tree sizes, in draft nodes, that the record lists."""
@@ -175,7 +175,7 @@ def growth_rules(
     store = held_out_store(config, heads.config.num_heads)
     model = TrainedHeads(heads, depth_decay=config.depth_decay)
     width = min(config.tree_width, heads.config.num_draft_tokens)
-    chances = measure_chances(model, in_order(store, attends=heads.attends), CHANCE_POSITIONS, width)
+    chances = measure_chances(model, in_order(store, attends=heads.attends, limit=CHANCE_POSITIONS), width)
     deepest = max(drafts) if heads.sequential else tree.depth
     sunk, level = drafts[1 if heads.sequential else deepest], 0.0
     if heads.sequential:
@@ -204,6 +204,7 @@ def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict
     recipe = {key: value for key, value in train["settings"].items() if key not in hashes}
     if config.kept_logits:
         recipe["top_logits"] = config.kept_logits
+    recipe["draft_vocab_size"] = train["result"]["heads"]["draft_vocab_size"]  # of given heads it is theirs
     if recipe["init_from"] is not None:
         recipe["init_from"] = Path(recipe["init_from"]).name
     return {

@@ -30,9 +30,9 @@ class Chances:
 
 @torch.no_grad()
 def measure_chances(
-    model: TrainedHeads, batches: Iterable[Mapping[str, torch.Tensor]], limit: int, width: int | None = None
+    model: TrainedHeads, batches: Iterable[Mapping[str, torch.Tensor]], width: int | None = None
 ) -> Chances:
-    """Measures them at no more than about `limit` positions.
+    """Measures them.
 
     Sequential heads are given the true tokens before. The others do not see what was drafted, and are surer where the
     guesses before were right than elsewhere: a head of theirs counts where all before it had the truth among their
@@ -41,13 +41,11 @@ def measure_chances(
     Args:
         model: The heads.
         batches: As the model takes them.
-        limit: Positions after which no further batch is read.
         width: Guesses of a head that trees take, of heads that are not sequential; None counts every position.
     """
     heads = model.heads.config.num_heads
     surprise = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
     hits, inside, total = (torch.zeros(heads) for _ in range(3))
-    seen = 0
     for batch in batches:
         known = _has_target(model, batch)
         reached, place, last = torch.ones(len(known), dtype=torch.bool), 0, 0
@@ -62,9 +60,6 @@ def measure_chances(
             surprise += _surprise(logits, index, ((ranks >= 0) & above).to(index.device))
             if width is not None and not model.heads.sequential:
                 reached[rows] &= (ranks >= 0) & (ranks < width)
-        seen += len(known)
-        if seen >= limit:
-            break
     rates = hits / total.clamp_min(1)
     return Chances(
         temperature=TEMPERATURES[int(surprise.argmin())],

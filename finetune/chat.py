@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from medusa_spec.chat_template import chat_template_hash as chat_template_hash
 from medusa_spec.errors import DataError
-from medusa_spec.finetune.records import Record
+from medusa_spec.finetune.records import Record, first_answer
 from medusa_spec.finetune.template_fit import cannot_render, fit, show
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -27,7 +27,7 @@ class Rendered:
         input_ids: The token ids.
         mask: For each token whether the target would have had to choose it: the answers, end of turn included.
         spans: Where the answers that are trained on stand, first token and the one behind the last.
-        answers: How many answers there are.
+        answers: How many answers there are; greetings, before anybody asked, are none.
         weightless: How many of them have `weight` 0.
         rewritten: How many the template shows differently once more has been said (thoughts removed, say): such an
             answer is not trained on, since the target never stood before those tokens.
@@ -77,7 +77,7 @@ def render(record: Record, tokenizer: PreTrainedTokenizerBase, eos_ids: frozense
         # A cut answer did not end: the template's end of turn was not the target's choice.
         start, end = spans[-1]
         spans[-1] = (start, end - 1 if ids[end - 1] in eos_ids else end)
-    answers = sum(message["role"] == "assistant" for message in record.messages)
+    answers = len(_answers(record))
     rewritten = max(0, answers - len(spans))
     spans = _without(record, spans, tokenizer)
     mask = [False] * len(ids)
@@ -157,14 +157,21 @@ def _marked(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[list[in
     ids = list(encoded["input_ids"])
     marks = [*map(bool, encoded["assistant_masks"]), False]
     edges = [i for i, mark in enumerate(marks) if mark != (marks[i - 1] if i else False)]
-    return ids, list(zip(edges[::2], edges[1::2], strict=True))
+    spans = list(zip(edges[::2], edges[1::2], strict=True))
+    greetings = sum(message["role"] == "assistant" for message in record.messages) - len(_answers(record))
+    return ids, spans[greetings:]
 
 
 def _differenced(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[Span]]:
     ids = _ids(record, tokenizer)
-    numbers = [i for i, message in enumerate(record.messages) if message["role"] == "assistant"]
-    places = [_place(record, number, tokenizer, ids) for number in numbers]
+    places = [_place(record, number, tokenizer, ids) for number in _answers(record)]
     return ids, [place for place in places if place is not None]
+
+
+def _answers(record: Record) -> list[int]:
+    """Numbers of the turns that answer; greetings do not."""
+    first = first_answer(record.messages)
+    return [number for number in range(first, len(record.messages)) if record.messages[number]["role"] == "assistant"]
 
 
 def _place(

@@ -1,40 +1,13 @@
 """Every setting of a fine-tuning run. Knows no stage; each stage names the settings it depends on."""
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.heads import FAMILIES, fitted_options, options_of, parse_options
-from medusa_spec.heads.config import KINDS, LM_HEADS, HeadsConfig
-
-DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
-MIMICS = tuple(kind for kind, family in FAMILIES.items() if family.mimics)
-"""Families whose features are to be the target's h."""
-LOSSES = ("cross_entropy", "kl", "total_variation", "log_acceptance", "lk")
-"""What heads can be trained by; all but the first learn from the target's probabilities, see `distillation`."""
-TOP_LOGITS = 32
-"""Tokens per position that such a loss keeps, where none are named."""
-TARGET_LOSSES = ("kl", "cross_entropy")
-SELF = "self"
-"""The value of `data` that asks the model to write its own prompts and answers."""
-
-_AT_LEAST_ONE = (
-    "max_length num_heads num_layers rank epochs batch_positions shard_positions batch_tokens save_steps "
-    "tree_width max_tree_size self_conversations self_new_tokens distil_new_tokens distil_batch report_prompts "
-    "report_new_tokens gradient_accumulation eval_new_tokens joint_epochs joint_batch_tokens"
-)
-
-_AT_LEAST_OR_NONE = {
-    "draft_vocab_size": 1,
-    "tree_size": 0,
-    "max_steps": 1,
-    "max_records": 1,
-    "top_logits": 0,
-    "adapter_rank": 1,
-    "eval_prompts": 0,
-    "target_rank": 1,
-    "joint_max_steps": 1,
-}
+from medusa_spec.finetune.choices import LOSSES, TOP_LOGITS, DType
+from medusa_spec.finetune.config_checks import check
+from medusa_spec.heads import fitted_options, parse_options
+from medusa_spec.heads.config import HeadsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +68,13 @@ class FinetuneConfig:
             EAGLE-1 heads.
         loss: What heads learn: `cross_entropy`, the target's tokens; else its probabilities: `kl` to be near them,
             `total_variation` to be accepted by rejection sampling, `log_acceptance` the same by its logarithm, `lk`
-            first the one and then the other.
+            first the one and then the other. Joint training after it goes by cross-entropy.
         top_logits: The target's likeliest tokens kept per position, with their probabilities; None keeps 32 if the
             loss learns from them.
         learning_rates: Factors on `learning_rate` for parts of the heads, by a part of the parameters' names, or
             written `("lm_head=0.1", ...)`; those of several parts are multiplied.
-        ema: Decay of a moving average of the weights, which is evaluated and saved in their place; 0 for none.
+        ema: Decay of a moving average of the weights, which is evaluated and saved in their place; 0 for none. Joint
+            training after it begins with the average and takes none.
         save_steps: Steps between training checkpoints: what a kill can cost.
         eval_prompts: Held-out prompts decoded after every epoch with the heads as they are, for the log; 0 for none.
         eval_new_tokens: Tokens decoded for each of them.
@@ -116,7 +90,8 @@ class FinetuneConfig:
             in it are not read by the target.
         keep_states: Keep what the target computed while it wrote texts itself (`distil`, `data = self`), so that it
             does not read them again: costs a few kilobytes of disk per token.
-        reverse: Read the states from the last shard backwards: a second process beside a first one, until they meet.
+        reverse: Read the states from the last shard backwards, and nothing else: a second process beside a first one,
+            until they meet.
         tree_width: Ranks per head that calibration counts.
         max_tree_size: Largest tree considered, in draft nodes.
         tree_size: Draft nodes of the tree; None chooses by measured pass times.
@@ -133,7 +108,7 @@ class FinetuneConfig:
         distil_batch: Texts that the model writes side by side.
 
     Raises:
-        ConfigError: If a value is out of range, naming it.
+        ConfigError: If a value is out of range, or would have no effect beside another, naming it.
     """
 
     model: str
@@ -217,59 +192,9 @@ class FinetuneConfig:
             elif value is not None:
                 object.__setattr__(self, name, tuple(str(item) for item in value))
         object.__setattr__(self, "report_to", tuple(name for name in self.report_to if name != "none"))
-        if not self.data:
-            raise ConfigError("data must name at least one file or data set, got none; 'self' needs no data")
-        for name in _AT_LEAST_ONE.split():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
-        for name, least in _AT_LEAST_OR_NONE.items():
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
-                raise ConfigError(f"{name} must be an integer of {least} or more, or None, got {value!r}")
-        if self.kind not in KINDS:
-            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        try:
-            written: Any = self.options
-            written = (written,) if isinstance(written, str) else written
-            given = written if isinstance(written, dict) else parse_options(written)
-            options_of(self.kind, given)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        object.__setattr__(self, "options", given)
-        if self.lm_head not in LM_HEADS:
-            raise ConfigError(f"lm_head must be one of {', '.join(LM_HEADS)}, got {self.lm_head!r}")
-        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed must be an integer in 0..{2**32 - 1}, got {self.seed!r}")
-        if not 0 < self.held_out < 1:
-            raise ConfigError(f"held_out must be a share between 0 and 1, got {self.held_out}")
-        if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate must be above 0, got {self.learning_rate}")
-        if not 0 <= self.warmup < 1:
-            raise ConfigError(f"warmup must be a share of the steps in 0..1, got {self.warmup}")
-        if not 0 < self.depth_decay <= 1:
-            raise ConfigError(f"depth_decay must be in 0..1 and above 0, got {self.depth_decay}")
-        self._check_unroll()
-        if not self.feature_weight >= 0 or (self.feature_weight and self.kind not in MIMICS):
-            raise ConfigError(
-                f"feature_weight must be 0 or more, and 0 unless kind is one of {', '.join(MIMICS)}, got "
-                f"{self.feature_weight} with kind {self.kind!r}"
-            )
-        if not self.distil_temperature >= 0:
-            raise ConfigError(f"distil_temperature must be 0 or more, got {self.distil_temperature}")
-        if self.distil and SELF in self.data:
-            raise ConfigError("distil must be off for data = 'self', whose answers are the model's own already")
-        if self.keep_states and not (self.distil or self.data == (SELF,)):
-            raise ConfigError(
-                "keep_states must be off unless the target writes texts: turn on distil, or data = 'self'"
-            )
-        self._check_loss()
-        self._check_adapter()
+        object.__setattr__(self, "options", _named(self.options))
         object.__setattr__(self, "learning_rates", _factors(self.learning_rates))
-        if not 0 <= self.ema < 1:
-            raise ConfigError(f"ema must be a decay in 0..1 and below 1, or 0 for none, got {self.ema}")
-        if self.dtype not in get_args(DType):
-            raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}, got {self.dtype!r}")
+        check(self)
 
     def unroll_at(self, progress: float) -> int | None:
         """Steps trained at a share of the training in 0..1; None for all.
@@ -313,49 +238,6 @@ class FinetuneConfig:
         if self.top_logits is not None:
             return self.top_logits
         return 0 if self.loss == LOSSES[0] else TOP_LOGITS
-
-    def _check_loss(self) -> None:
-        if self.loss not in LOSSES:
-            raise ConfigError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
-        if self.loss != LOSSES[0] and self.kept_logits == 0:
-            raise ConfigError(
-                f"top_logits must be 1 or more, or None, with loss {self.loss!r}, which learns from them, got 0"
-            )
-
-    def _check_adapter(self) -> None:
-        if self.adapter_rank is not None and self.init_from is None:
-            raise ConfigError(
-                f"adapter_rank must be None without init_from, got {self.adapter_rank}: adapters stand on trained heads"
-            )
-        if self.adapter_alpha is not None and (self.adapter_rank is None or not self.adapter_alpha > 0):
-            raise ConfigError(f"adapter_alpha must be above 0, and None without adapter_rank, got {self.adapter_alpha}")
-
-        if self.target_alpha is not None and (self.target_rank is None or not self.target_alpha > 0):
-            raise ConfigError(f"target_alpha must be above 0, and None without target_rank, got {self.target_alpha}")
-        if self.target_rank is not None and self.adapter_rank is not None:
-            raise ConfigError(
-                f"target_rank must be None with adapter_rank, got {self.target_rank}: an adapter of heads leaves the "
-                "target as it is; train heads and target together first, then domains on them"
-            )
-        if self.target_loss not in TARGET_LOSSES:
-            raise ConfigError(f"target_loss must be one of {', '.join(TARGET_LOSSES)}, got {self.target_loss!r}")
-        for name in ("target_learning_rate", "heads_rate", "heads_weight"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
-
-    def _check_unroll(self) -> None:
-        if not 0 <= self.unroll_ramp < 1 or (self.unroll_ramp and self.unroll is None):
-            raise ConfigError(f"unroll_ramp must be in 0..1, and 0 without unroll, got {self.unroll_ramp}")
-        if self.unroll is None:
-            return
-        if type(self.unroll) is not int or not 1 <= self.unroll <= self.num_heads:
-            raise ConfigError(f"unroll must be in 1..{self.num_heads} (num_heads), or None, got {self.unroll!r}")
-        tied = getattr(options_of(self.kind, self.options), "tied", False)
-        if self.unroll < self.num_heads and not (FAMILIES[self.kind].attends and tied):
-            raise ConfigError(
-                f"unroll must be None for {self.kind} heads with these options, got {self.unroll}: every head has "
-                "weights of its own to train"
-            )
 
     def heads_config(self, *, hidden_size: int, vocab_size: int, target: Any = None) -> HeadsConfig:
         """The heads' config on a target of these sizes; a draft vocabulary of V or more means all of V.
@@ -403,3 +285,11 @@ def _factors(given: Any) -> dict[str, float]:
         if not part or not number or not 0 < factor < float("inf"):
             raise ConfigError(f"learning_rates must give each part a factor above 0, got {part!r}: {factor!r}")
     return {part: float(factor) for part, factor in found.items()}
+
+
+def _named(given: Any) -> dict[str, Any]:
+    """`options` as a dict, from one or from texts."""
+    try:
+        return given if isinstance(given, dict) else parse_options((given,) if isinstance(given, str) else given)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -12,9 +12,10 @@ from medusa_spec.errors import DataError
 from medusa_spec.files import write_json
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.chat import Rendered, chat_template_hash, has_generation_marks, render
-from medusa_spec.finetune.config import SELF, FinetuneConfig
+from medusa_spec.finetune.choices import SELF
+from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data_counts import DataCounts, looping_spans
-from medusa_spec.finetune.records import Message, Record, fingerprint, select
+from medusa_spec.finetune.records import Message, Record, fingerprint, first_answer, select
 from medusa_spec.finetune.template_fit import fit
 from medusa_spec.finetune.tokens import TokenWriter
 
@@ -23,8 +24,9 @@ _CHOICES = ("max_records", "skip_unusable", "drop_loops", "drop_duplicates")
 """Settings that runs of older versions do not name: at their default they are not named either."""
 
 
-def settings(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def settings(config: FinetuneConfig, target: "HasTokenizer") -> dict[str, Any]:
     """What the data stage's result depends on."""
+    tokenizer = target.tokenizer
     if config.distil:
         inputs = ["distil", stages.read_done(Path(config.output), "distil")["hash"]]
     elif config.data == (SELF,):
@@ -32,7 +34,10 @@ def settings(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> dict
     else:
         inputs = [fingerprint(name) for name in config.data]
     given = {name: getattr(config, name) for name in _CHOICES if getattr(config, name)}
+    if config.data == (SELF,):
+        given["written"] = stages.read_done(Path(config.output), "self")["hash"]
     return given | {
+        "eos_ids": sorted(target.eos_ids),
         "model": config.model,
         "revision": config.revision,
         "inputs": inputs,
@@ -67,8 +72,8 @@ def run_data(config: FinetuneConfig, target: HasTokenizer) -> dict[str, Any]:
     Raises:
         DataError: If a record cannot be used, or nothing is left to train on or to hold out.
     """
-    output, wanted = Path(config.output), settings(config, target.tokenizer)
-    if stages.begin(output, "data", wanted):
+    output, wanted = Path(config.output), settings(config, target)
+    if stages.begin(output, "data", wanted, younger=("eos_ids", "written")):
         return dict(stages.read_done(output, "data")["result"])
     folder = output / "data"
     folder.mkdir(exist_ok=True)
@@ -111,13 +116,13 @@ def held_out_keys(records: Iterable[Record], share: float) -> set[str]:
 
 def held_out_prompts(config: FinetuneConfig, limit: int) -> list[tuple[tuple[Message, ...], str]]:
     """Messages up to the first answer, and source, of held-out conversations; the sources take turns."""
-    return [(record.messages, record.source or "") for record in held_out_records(config, limit)]
+    return [(record.messages, record.source or "") for record in held_out_records(config, limit) if record.messages]
 
 
 def held_out_records(
     config: FinetuneConfig, limit: int, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> list[Record]:
-    """Held-out conversations up to their first answer; the sources take turns.
+    """Held-out conversations up to their first answer, and the first halves of texts; the sources take turns.
 
     They are read from the inputs again, since the token data hold no text.
 
@@ -131,7 +136,7 @@ def held_out_records(
     found: dict[str, Record] = {}
     for record in records:
         key = record.split_key()
-        if key in keys and record.messages and key not in found:
+        if key in keys and key not in found:
             asked = _question(record, tokenizer, config.skip_unusable)
             if asked is not None:
                 found[key] = asked
@@ -143,7 +148,11 @@ def held_out_records(
 
 
 def _question(record: Record, tokenizer: PreTrainedTokenizerBase | None, skip: bool) -> Record | None:
-    """What stands before the first answer; None if nothing does."""
+    """What stands before the first answer, half of a text; None if nothing does."""
+    if record.text is not None:
+        half = record.text[: len(record.text) // 2]
+        begun = half.rpartition(" ")[0] or half
+        return replace(record, text=begun) if begun.strip() else None
     if tokenizer is not None:
         try:
             record = fit(record, tokenizer).record
@@ -151,7 +160,7 @@ def _question(record: Record, tokenizer: PreTrainedTokenizerBase | None, skip: b
             if not skip:
                 raise
             return None
-    first = next(number for number, turn in enumerate(record.messages) if turn["role"] == "assistant")
+    first = first_answer(record.messages)
     return replace(record, messages=record.messages[:first]) if first else None
 
 

@@ -12,8 +12,8 @@ from medusa_spec.finetune import stages, written
 from medusa_spec.finetune.chat import chat_template_hash
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.jsonl import Object, in_shards, write_objects
-from medusa_spec.finetune.records import Message, Record, fingerprint, select
-from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.records import Record, fingerprint, first_answer, select
+from medusa_spec.finetune.target import MARKS, Target, target_marks
 from medusa_spec.finetune.template_fit import fit
 from medusa_spec.finetune.writer import Prompt, Writer
 
@@ -36,6 +36,7 @@ def settings(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "chat_template": chat_template_hash(target.tokenizer),
         "seed": config.seed,
         "dtype": str(target.dtype),
+        **target_marks(config, target),
         **written.settings(config),
     }
 
@@ -52,7 +53,7 @@ def run_distil(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     if not config.distil:
         return {}
     output, wanted = Path(config.output), settings(config, target)
-    if stages.begin(output, "distil", wanted):
+    if stages.begin(output, "distil", wanted, younger=MARKS):
         return dict(stages.read_done(output, "distil")["result"])
     if target.tokenizer.chat_template is None:
         raise DataError("distil needs a tokenizer with a chat template, but it has none; give answers as data instead")
@@ -90,6 +91,8 @@ def _fitting(config: FinetuneConfig, target: Target, unusable: list[DataError] |
     records = []
     for record in select(config.data, config.sources, answered=False, limit=config.max_records, unusable=unusable):
         try:
+            if record.messages and not first_answer(record.messages):
+                raise DataError(f"{record.place}: distil needs a turn to be answered, got an answer alone")
             records.append(fit(record, target.tokenizer).record)
         except DataError as error:
             if unusable is None:
@@ -123,15 +126,14 @@ class _Open:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.turns: list[Message] = []
+        begun = first_answer(record.messages)
+        self.turns = list(record.messages[:begun])
         self.tokens, self.finished, self.loops = 0, True, False
-        self._rest, self._asked = deque(record.messages), False
-        self._take()
+        self._rest = deque(record.messages[begun + 1 :])
 
     def _take(self) -> None:
-        """What stands before the next answer; a greeting, before anybody asked, is none."""
-        while self._rest and not (self._rest[0]["role"] == "assistant" and self._asked):
-            self._asked |= self._rest[0]["role"] != "assistant"
+        """What stands before the next answer."""
+        while self._rest and self._rest[0]["role"] != "assistant":
             self.turns.append(self._rest.popleft())
         if self._rest:
             self._rest.popleft()

@@ -55,10 +55,10 @@ def shaped_as_given(settings: dict[str, Any]) -> dict[str, Any]:
     if settings.get("init_from") is None:
         return settings
     heads = read_config(own_folder(settings["init_from"])).heads
-    for key in SHAPE:
+    for key in (*SHAPE, "draft_vocab_size"):
         if key in settings and settings[key] != getattr(heads, key):
             raise _refused(key, settings["init_from"], getattr(heads, key), settings[key])
-    return {name: getattr(heads, name) for name in (*SHAPE, "rank", "options")} | settings
+    return {name: getattr(heads, name) for name in (*SHAPE, "rank", "options", "draft_vocab_size")} | settings
 
 
 def check_shape(ours: HeadsConfig, theirs: HeadsConfig, name: str) -> None:

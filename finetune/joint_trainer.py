@@ -13,6 +13,7 @@ from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.gradients import gradient_norms
 from medusa_spec.finetune.joint_batches import TokenTexts
 from medusa_spec.finetune.joint_model import JointModel
+from medusa_spec.finetune.learning_rates import check_parts
 from medusa_spec.finetune.pieces import Pieces
 from medusa_spec.finetune.processes import everyone
 from medusa_spec.finetune.trainer import HeadsTrainer, last_complete_checkpoint, training_arguments
@@ -71,7 +72,7 @@ def train_jointly(model: JointModel, texts: TokenTexts, config: FinetuneConfig, 
         The log.
 
     Raises:
-        ConfigError: Under FSDP.
+        ConfigError: Under FSDP, or if a part that is to have a learning rate of its own is none of the heads'.
         MedusaError: If a loss is not a number, or a head has no gradient.
     """
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
@@ -89,6 +90,7 @@ def train_jointly(model: JointModel, texts: TokenTexts, config: FinetuneConfig, 
     batches = TextBatches(
         source, batch_positions=config.joint_batch_tokens, epochs=config.joint_epochs, seed=config.seed
     )
+    check_parts([name for name, p in model.trained.named_parameters() if p.requires_grad], config.learning_rates)
     processes = everyone()
     if processes.main:
         last_complete_checkpoint(folder)  # removes broken ones before anybody looks
@@ -97,7 +99,9 @@ def train_jointly(model: JointModel, texts: TokenTexts, config: FinetuneConfig, 
     trainer = JointTrainer(
         model=model,
         args=training_arguments(run, folder, steps, model.projection.weight.device),
-        train_dataset=Pieces(batches, model.counts, accumulation=config.gradient_accumulation, processes=processes),
+        train_dataset=Pieces(
+            batches, model.counts, steps=steps, accumulation=config.gradient_accumulation, processes=processes
+        ),
         config=run,
     )
     checkpoint = last_complete_checkpoint(folder)

@@ -72,8 +72,19 @@ def adapt_target(model: Any, *, rank: int, alpha: float, seed: int) -> Any:
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # of GPT-2's layers; PEFT sets it right
-        made = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")  # type: ignore[arg-type]
+        made = LoraConfig(r=rank, lora_alpha=alpha, target_modules=_text_layers(model), task_type="CAUSAL_LM")  # type: ignore[arg-type]
         return get_peft_model(model, made)
+
+
+def _text_layers(model: Any) -> str | list[str]:
+    """What PEFT is to put an adapter around: every linear layer, but no tower for pictures or sounds, which a text does
+    not pass through: their adapters could not learn, and two processes would wait for their gradients."""
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    inside = {id(part) for part in decoder.modules()} | {id(head)}
+    linear = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    if all(id(part) in inside for _, part in linear):
+        return "all-linear"
+    return [name for name, part in linear if id(part) in inside and part is not head]
 
 
 def save_target_adapter(folder: Path, adapted: Any, base: str) -> None:

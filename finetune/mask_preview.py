@@ -4,13 +4,15 @@ import sys
 from itertools import islice
 from typing import Any
 
-from medusa_spec.errors import DataError
+from medusa_spec.errors import ConfigError, DataError
 from medusa_spec.finetune.chat import Rendered, render
+from medusa_spec.finetune.choices import SELF
 from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.data import HasTokenizer
 from medusa_spec.finetune.data_counts import looping_spans
-from medusa_spec.finetune.records import Record, select
+from medusa_spec.finetune.records import Record, first_answer, select
 from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.template_fit import fit, show
 
 COLOUR = ("\x1b[32;1m", "\x1b[0m")
 BRACKETS = ("⟦", "⟧")
@@ -35,20 +37,34 @@ def preview(
         colour: Mark by colour instead of brackets; None does so on a terminal.
         target: Has the tokenizer; None loads that of `config.model`.
     """
+    if config.data == (SELF,):
+        raise ConfigError("data must name files or data sets to be shown; 'self' is what the model will write")
     target = target or Target(config)
     marks = COLOUR if (sys.stdout.isatty() if colour is None else colour) else BRACKETS
     unusable: list[DataError] | None = [] if config.skip_unusable else None
     blocks: list[str] = []
-    for record in select(config.data, config.sources, limit=config.max_records, unusable=unusable):
+    answered = not config.distil
+    for record in select(config.data, config.sources, answered=answered, limit=config.max_records, unusable=unusable):
         if len(blocks) == limit:
             break
         try:
-            blocks.append(_block(record, render(record, target.tokenizer, target.eos_ids), config, target, marks))
+            if config.distil:
+                blocks.append(_asked(record, target))
+            else:
+                blocks.append(_block(record, render(record, target.tokenizer, target.eos_ids), config, target, marks))
         except DataError as error:
             if unusable is None:
                 raise
             unusable.append(error)
     return "\n".join([*blocks, *(f"--- left out: {error}" for error in islice(unusable or (), limit))])
+
+
+def _asked(record: Record, target: HasTokenizer) -> str:
+    """What the target is asked first, where it writes the answers itself."""
+    record = fit(record, target.tokenizer).record
+    turns = record.messages[: first_answer(record.messages)]
+    text = show(turns, target.tokenizer, record.tools, add_generation_prompt=True)
+    return f"--- {record.place} ({record.form}): the target writes the answers itself (distil); it is asked\n{text}"
 
 
 def _block(

@@ -9,9 +9,7 @@ from medusa_spec.finetune.trained import TrainedHeads
 
 
 @torch.no_grad()
-def measure_overlap(
-    model: TrainedHeads, batches: Iterable[Mapping[str, torch.Tensor]], limit: int | None = None
-) -> list[float]:
+def measure_overlap(model: TrainedHeads, batches: Iterable[Mapping[str, torch.Tensor]]) -> list[float]:
     """The mean of the sum of min(p, q), by head: the share of draws from the heads, at temperature 1 and all before
     them right, that rejection sampling accepts.
 
@@ -21,10 +19,9 @@ def measure_overlap(
     Args:
         model: The heads.
         batches: As the model takes them, with the target's likeliest tokens.
-        limit: Positions after which no further batch is read.
     """
     heads = model.heads.config.num_heads
-    sums, counts, seen = torch.zeros(heads, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64), 0
+    sums, counts = torch.zeros(heads, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64)
     for batch in batches:
         moved: dict[str, Any] = {name: part.to(model.weights.device) for name, part in batch.items()}
         ids, probs = moved.pop("teacher_ids"), moved.pop("teacher_probs")
@@ -34,7 +31,4 @@ def measure_overlap(
             loss = model.taught("total_variation", k, z, ids[..., k, :], probs[..., k, :], known[..., k])
             sums[k] += here * (1 - float(loss))
             counts[k] += here
-        seen += int((moved["targets"][..., 0] >= 0).sum())
-        if limit is not None and seen >= limit:
-            break
     return (sums / counts.clamp_min(1)).tolist()

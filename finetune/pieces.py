@@ -30,12 +30,23 @@ class Pieces(Dataset[Batch]):
     Args:
         batches: Of the whole run.
         count: Counts what each mean is taken over.
+        steps: Of them, from the first on; None for all. Trainer, which takes up a run after its last step, would
+            otherwise find that there is more, and go one step further.
         accumulation: Pieces per step and process.
         processes: All of them, and which one this is.
     """
 
-    def __init__(self, batches: StepBatches, count: Count, *, accumulation: int, processes: Processes) -> None:
+    def __init__(
+        self,
+        batches: StepBatches,
+        count: Count,
+        *,
+        steps: int | None = None,
+        accumulation: int,
+        processes: Processes,
+    ) -> None:
         self.batches, self.count, self.accumulation, self.processes = batches, count, accumulation, processes
+        self.steps = len(batches) if steps is None else steps
 
     @property
     def per_step(self) -> int:
@@ -43,7 +54,7 @@ class Pieces(Dataset[Batch]):
         return self.accumulation * self.processes.count
 
     def __len__(self) -> int:
-        return len(self.batches) * self.accumulation
+        return self.steps * self.accumulation
 
     def __getitem__(self, item: int) -> Batch:
         step, place = divmod(item, self.accumulation)

@@ -1,10 +1,13 @@
 """All stages in one output folder, each skipped when it is done."""
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from medusa_spec.errors import ConfigError
+from medusa_spec.files import read_json, write_json
 from medusa_spec.finetune import stages as marks
 from medusa_spec.finetune.calibrate import run_calibrate
 from medusa_spec.finetune.config import FinetuneConfig
@@ -19,7 +22,7 @@ from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.teacher import run_teacher
 from medusa_spec.finetune.train import run_train
 from medusa_spec.finetune.trainer import check_trackers
-from medusa_spec.unfinished import remove_unfinished
+from medusa_spec.unfinished import alone, remove_unfinished
 
 STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
     "self": run_self,
@@ -36,6 +39,9 @@ STAGES: dict[str, Callable[[FinetuneConfig, Target], Any]] = {
 
 MEDUSA_1 = ("states", "teacher", "train")
 """Those that train heads on the target as it is, which are passed by where trained ones are given to joint training."""
+
+REDO = "redo.begun.json"
+"""Says that what is to be done again has been deleted; there until it has been done again."""
 
 SHARED = ("states", "train", "joint")
 """Stages that the processes of a launcher do together; the others are done by one while the rest wait."""
@@ -60,26 +66,72 @@ def run_pipeline(
         The output folder.
 
     Raises:
-        ConfigError: If a stage is unknown, or was run before with other settings, or a tracker is not installed.
+        ConfigError: If a stage is unknown, or it or one before it was run with other settings, or a tracker is not
+            installed, or another process is at work in the folder.
     """
-    for name in (*(stages or ()), *([redo] if redo else ())):
-        if name not in STAGES:
-            raise ConfigError(f"stages must be among {', '.join(STAGES)}, got {name!r}")
+    chosen = _chosen(config, stages, redo)
     check_trackers(config)
     processes = join(config.device)
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
-    if processes.main:
-        remove_unfinished(output)  # of a run that was killed; a second process beside this one may be writing
-    if redo is not None and processes.main:
-        for name in list(STAGES)[list(STAGES).index(redo) :]:
-            marks.forget(output, name)
-    processes.wait()
-    target = target or Target(config)
-    for name, stage in STAGES.items():
-        passed = config.joint_alone and name in MEDUSA_1
-        if (stages is None or name in stages) and not passed:
+    with alone(output) if processes.main and not config.reverse else nullcontext(True) as nobody_else:
+        if not nobody_else:
+            raise ConfigError(f"output must be a folder in which no other process runs its stages, got {output}")
+        if processes.main and not config.reverse:
+            remove_unfinished(output)  # of a run that was killed
+            if redo is not None:
+                _redo(output, redo, {"settings": config.to_dict(), "stages": chosen})
+        processes.wait()
+        target = target or Target(config)
+        for name in _in_turn(output, chosen):
+            if config.joint_alone and name in MEDUSA_1:
+                continue
             if processes.main or name in SHARED:
-                stage(config, target)
+                STAGES[name](config, target)
             processes.wait()
+        if processes.main and redo is not None:
+            (output / REDO).unlink()
     return output
+
+
+def _chosen(config: FinetuneConfig, stages: Sequence[str] | None, redo: str | None) -> list[str]:
+    """The stages to run, in their order.
+
+    Raises:
+        ConfigError: If one is unknown, or does not go with the other settings.
+    """
+    for name in (*(stages or ()), *([redo] if redo else ())):
+        if name not in STAGES:
+            raise ConfigError(f"stages must be among {', '.join(STAGES)}, got {name!r}")
+    chosen = [name for name in STAGES if stages is None or name in stages]
+    if redo is not None and redo not in chosen:
+        raise ConfigError(
+            f"redo must be one of the stages that are run, {', '.join(chosen)}, got {redo!r}: it deletes what the "
+            "later ones left"
+        )
+    if not config.reverse:
+        return chosen
+    if redo is not None or "states" not in chosen or (stages is not None and len(chosen) > 1):
+        raise ConfigError(
+            f"reverse must be False but for the stage states alone, got stages {', '.join(chosen)} and redo {redo}: it "
+            "is for a second process beside one that runs them all"
+        )
+    marks.read_done(Path(config.output), "data")
+    return ["states"]
+
+
+def _in_turn(output: Path, chosen: Sequence[str]) -> list[str]:
+    """The chosen stages, and before them those that are done: they only look whether the settings are still theirs."""
+    last = max(map(list(STAGES).index, chosen))
+    before = list(STAGES)[:last]
+    return [name for name in STAGES if name in chosen or (name in before and marks.done_path(output, name).exists())]
+
+
+def _redo(output: Path, first: str, asked: dict[str, Any]) -> None:
+    """Deletes what a stage and the later ones left, once: a command that was killed and is run again goes on."""
+    asked = json.loads(json.dumps(asked | {"redo": first}))
+    if (output / REDO).exists() and read_json(output / REDO) == asked:
+        return
+    for name in list(STAGES)[list(STAGES).index(first) :]:
+        marks.forget(output, name)
+    write_json(output / REDO, asked)

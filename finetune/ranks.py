@@ -31,31 +31,25 @@ def rank_of(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def measure_ranks(
-    model: TrainedHeads, batches: Iterable[Mapping[str, torch.Tensor]], limit: int | None = None
-) -> torch.Tensor:
+def measure_ranks(model: TrainedHeads, batches: Iterable[Mapping[str, torch.Tensor]]) -> torch.Tensor:
     """Ranks at the positions at which every head has a target: at the end of an answer there is nothing to be right
     about. If there are none, at all positions at which decoding would draft.
 
     Args:
         model: The heads.
         batches: As the model takes them.
-        limit: Most positions.
 
     Returns:
         Int64 [T, K]; -1 where the truth lies outside the draft vocabulary.
     """
-    complete, others, found = [], [], 0
+    complete, others = [], []
     for batch in batches:
         ranks, targets = _ranks(model, batch)
         known = targets != UNTRAINED
         complete.append(ranks[known.all(1)])
         others.append(ranks[known[:, 0]])
-        found += len(complete[-1])
-        if limit is not None and found >= limit:
-            break
     result = torch.cat(complete)
-    return result[:limit] if len(result) else torch.cat(others)[:limit]
+    return result if len(result) else torch.cat(others)
 
 
 def _ranks(model: TrainedHeads, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,6 +16,8 @@ Placed = tuple[str, Any]
 """File and line, for error messages, and the value there."""
 
 _FILES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet")
+_NOT_DATA = (".", "dataset_info")
+"""What hidden files begin with, and what describes a data set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,28 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
+def _check_all_read(folder: Path) -> None:
+    """Of a folder, `datasets` reads one format, and files of one pattern of names where there are any.
+
+    Raises:
+        DataError: If that passes others by.
+    """
+    if not folder.is_dir():
+        return
+    from datasets import load_dataset_builder
+
+    splits = load_dataset_builder(str(folder)).config.data_files or {}
+    read = {Path(file).resolve() for files in splits.values() for file in files}
+    there = [path for path in sorted(folder.rglob("*")) if path.name.endswith(_FILES) and path.is_file()]
+    passed = [str(path) for path in there if path.resolve() not in read and not path.name.startswith(_NOT_DATA)]
+    if passed:
+        raise DataError(
+            f"data {str(folder)!r} holds {len(passed)} files that would not be read with the others, {passed[0]} "
+            "first: name the files one by one, or keep one format in the folder, and no file that is named as a split "
+            "(train, test) beside others"
+        )
+
+
 def _data_set(name: str, wanted: DataName, *, stream: bool) -> Iterator[Placed]:
     folder = Path(wanted.name)
     if wanted.name.endswith(_FILES) and not folder.exists():
@@ -169,6 +193,9 @@ def _data_set(name: str, wanted: DataName, *, stream: bool) -> Iterator[Placed]:
             loaded = loaded[wanted.split] if isinstance(loaded, DatasetDict) else loaded
         else:
             loaded = load_dataset(wanted.name, wanted.configuration, split=wanted.split, streaming=stream)
+            _check_all_read(folder)
+    except DataError:
+        raise
     except Exception as error:
         raise DataError(
             f"data {name!r} is neither a file nor a data set that can be loaded: {type(error).__name__}: {error}; "

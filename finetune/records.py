@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,25 @@ class Record:
     def split_key(self) -> str:
         """Hash of what stands before the first answer: two answers to one prompt must not be parted."""
         head: list[Any] = [self.text]
-        for message in self.messages:
-            if message["role"] == "assistant":
-                break
-            head.append([message["role"], message["content"]])
+        asked = self.messages[: first_answer(self.messages)]
+        head += [[message["role"], message["content"]] for message in asked]
         return hashlib.sha256(json.dumps(head, ensure_ascii=False).encode()).hexdigest()
+
+
+def first_answer(messages: Sequence[Message]) -> int:
+    """Number of the turn that answers first; an assistant's before anybody asked is a greeting, and none.
+
+    ```
+    system user ASSISTANT        system assistant user ASSISTANT        system ASSISTANT (nobody asks: it answers that)
+    ```
+
+    Returns:
+        That number; how many turns there are, if none answers.
+    """
+    asked = (place for place, turn in enumerate(messages) if turn["role"] not in ("assistant", "system", "developer"))
+    answers = (place for place, turn in enumerate(messages) if turn["role"] == "assistant")
+    first = next(asked, 0)
+    return next((place for place in answers if place >= first), len(messages))
 
 
 def read_records(

@@ -4,8 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from medusa_spec.checkpoint import CARD_NAME, TARGET_ADAPTER, read_config
 from medusa_spec.comparison import Comparison
+from medusa_spec.errors import DataError
 from medusa_spec.files import read_json, write_json, write_text
 from medusa_spec.finetune import stages
 from medusa_spec.finetune.config import FinetuneConfig
@@ -13,6 +16,7 @@ from medusa_spec.finetune.data import held_out_records
 from medusa_spec.finetune.loops import loops
 from medusa_spec.finetune.model_card import model_card
 from medusa_spec.finetune.plots import draw_plots
+from medusa_spec.finetune.records import Record
 from medusa_spec.finetune.report_text import report_text
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained, save_trained
@@ -64,18 +68,20 @@ def run_report(config: FinetuneConfig, target: Target) -> dict[str, Any]:
 
 def decode(config: FinetuneConfig, target: Target) -> Comparison:
     """Decodes held-out prompts with Hugging Face's generate on an untouched load, plainly, and with the tree."""
-    prompts = [
-        Prompt(messages=record.messages, tools=record.tools, category=record.source or "", name=str(number))
-        for number, record in enumerate(held_out_records(config, config.report_prompts, target.tokenizer))
-    ]
+    records = held_out_records(config, config.report_prompts, target.tokenizer)
+    prompts = [_prompt(record, str(number)) for number, record in enumerate(records)]
     model = target.for_decoding()
     wrapped = MedusaModel(model, Path(config.output) / "heads", speculation="fixed")  # what the heads bring
     room = wrapped.backbone.max_length
     if room is not None:  # learnt positions end: what does not fit cannot be decoded
         room -= config.report_new_tokens
-        lengths = [encode(target.tokenizer, p.messages, tools=p.tools)["input_ids"].shape[1] for p in prompts]
-        prompts = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= room]
+        prompts = [prompt for prompt in prompts if _length(prompt, target.tokenizer) <= room]
     try:
+        if not prompts:
+            raise DataError(
+                f"data must hold out a prompt that leaves room for report_new_tokens = {config.report_new_tokens} "
+                f"within the {wrapped.backbone.max_length} positions of the target; lower report_new_tokens"
+            )
         return compare(
             wrapped,
             target.untouched(model.dtype),
@@ -85,6 +91,17 @@ def decode(config: FinetuneConfig, target: Target) -> Comparison:
         )
     finally:
         wrapped.detach()
+
+
+def _prompt(record: Record, name: str) -> Prompt:
+    raw = record.text is not None
+    messages = ({"role": "user", "content": record.text},) if raw else record.messages
+    return Prompt(messages=messages, tools=record.tools, category=record.source or "", name=name, raw=raw)
+
+
+def _length(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> int:
+    encoded = encode(tokenizer, prompt.messages, chat_template=not prompt.raw, tools=prompt.tools)
+    return int(encoded["input_ids"].shape[1])
 
 
 def rank_shares(values: PathValues | None) -> list[list[float]]:

@@ -11,9 +11,10 @@ from medusa_spec.batch import Sampling
 from medusa_spec.errors import DataError
 from medusa_spec.finetune import stages
 from medusa_spec.finetune import written as kept
-from medusa_spec.finetune.config import SELF, FinetuneConfig
+from medusa_spec.finetune.choices import SELF
+from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.jsonl import Object, in_shards, write_objects
-from medusa_spec.finetune.target import Target
+from medusa_spec.finetune.target import MARKS, Target, target_marks
 from medusa_spec.finetune.writer import Prompt, Writer
 
 SHARD = 256
@@ -37,6 +38,7 @@ def settings(config: FinetuneConfig, target: Target) -> dict[str, Any]:
         "max_length": config.max_length,
         "seed": config.seed,
         "dtype": str(target.dtype),
+        **target_marks(config, target),
         **kept.settings(config),
     }
 
@@ -50,7 +52,7 @@ def run_self(config: FinetuneConfig, target: Target) -> dict[str, Any]:
     if config.data != (SELF,):
         return {}
     output, wanted = Path(config.output), settings(config, target)
-    if stages.begin(output, "self", wanted):
+    if stages.begin(output, "self", wanted, younger=MARKS):
         return dict(stages.read_done(output, "self")["result"])
     opening = user_opening(target)
     with Writer(config, target, kept.keep_of(config)) as writer:

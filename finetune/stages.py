@@ -70,11 +70,22 @@ def finish(output: Path, stage: str, settings: dict[str, Any], result: dict[str,
     (output / f"{stage}.begun.json").unlink(missing_ok=True)
 
 
+LEFT = {
+    "self": ("self.jsonl", "written/self-*"),
+    "distil": ("distil.jsonl", "written/distil-*"),
+    "calibrate": ("heads",),
+}
+"""What stages leave outside a folder of their own name."""
+
+
 def forget(output: Path, stage: str) -> None:
     """Removes what a stage left, so that it starts afresh."""
-    for path in (done_path(output, stage), output / f"{stage}.begun.json"):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(output / stage, ignore_errors=True)
+    left = [path for pattern in LEFT.get(stage, ()) for path in output.glob(pattern)]
+    for path in (done_path(output, stage), output / f"{stage}.begun.json", output / stage, *left):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _refuse_change(stage: str, old: dict[str, Any], new: dict[str, Any], output: Path) -> None:

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from medusa_spec.backbone import Backbone
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.finetune.config import FinetuneConfig
+from medusa_spec.finetune.weights import weights_name
 from medusa_spec.target_adapter import with_adapter
 
 TORCH_DTYPES = {
@@ -60,6 +61,15 @@ def load_model(config: FinetuneConfig, dtype: torch.dtype, adapter: Path | None 
     model: Any = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, dtype=dtype)
     model = model.to(compute_device(config)).eval().requires_grad_(False)
     return model if adapter is None else with_adapter(model, adapter)
+
+
+MARKS = ("weights", "eos_ids")
+"""Settings of stages that let the target write, which runs of older versions did not note."""
+
+
+def target_marks(config: FinetuneConfig, target: "Target") -> dict[str, Any]:
+    """What tells the target that writes from another one under the same name."""
+    return {"weights": weights_name(config), "eos_ids": sorted(target.eos_ids)}
 
 
 class Target:

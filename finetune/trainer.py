@@ -230,7 +230,7 @@ def train_heads(
         epochs=config.epochs,
         seed=config.seed,
     )
-    processes = everyone()
+    steps, processes = min(len(batches), config.max_steps or len(batches)), everyone()
     if model.loss == "lk" and config.gradient_accumulation * processes.count > 1:
         raise ConfigError(
             "loss 'lk' mixes two means by a third one over all positions of a step, which only a step in one piece "
@@ -244,8 +244,10 @@ def train_heads(
     processes.wait()
     trainer = HeadsTrainer(
         model=model,
-        args=training_arguments(config, folder, min(len(batches), config.max_steps or len(batches)), device),
-        train_dataset=Pieces(batches, model.counts, accumulation=config.gradient_accumulation, processes=processes),
+        args=training_arguments(config, folder, steps, device),
+        train_dataset=Pieces(
+            batches, model.counts, steps=steps, accumulation=config.gradient_accumulation, processes=processes
+        ),
         callbacks=[watch],
         config=config,
     )

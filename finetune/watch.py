@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from medusa_spec.finetune.trainer import HeadsTrainer
 
 HELD_OUT_POSITIONS = 1 << 15
+"""Spread over all that there are."""
 
 
 class HeldOutWatch(TrainerCallback):
@@ -62,9 +63,9 @@ class HeldOutWatch(TrainerCallback):
 
 def held_out_accuracy(model: TrainedHeads, store: StateStore) -> dict[str, float]:
     """Top-1 and top-5 accuracy by head, as flat names for the log; `overlap`, too, if the store has a teacher."""
-    read = partial(in_order, store, attends=model.heads.attends)
-    ranks = measure_ranks(model, read(), HELD_OUT_POSITIONS)
+    read = partial(in_order, store, attends=model.heads.attends, limit=HELD_OUT_POSITIONS)
+    ranks = measure_ranks(model, read())
     shares = {f"top{top}": accuracy(ranks, top) for top in (1, 5)}
     if store.teacher is not None:
-        shares["overlap"] = measure_overlap(model, read(), HELD_OUT_POSITIONS)
+        shares["overlap"] = measure_overlap(model, read())
     return {f"{name}_head_{k}": round(share, 4) for name, by_head in shares.items() for k, share in enumerate(by_head)}

@@ -168,7 +168,8 @@ class _Session:
         )
 
     def _encode(self, messages: list[Message], prompt: Prompt) -> dict[str, torch.Tensor]:
-        return encode(self.tokenizer, messages, chat_template=self.chat_template, tools=prompt.tools)
+        shown = self.chat_template and not prompt.raw
+        return encode(self.tokenizer, messages, chat_template=shown, tools=prompt.tools)
 
     def _run(self, arm: str, inputs: dict[str, torch.Tensor], *, index: int = 0, **extra: Any) -> Run:
         """One timed call; the clock starts when the inputs are in place."""

@@ -25,6 +25,7 @@ class Prompt:
         category: Kind of task, for figures by category.
         name: The record's id, or its number.
         tools: What the chat template is told of tools.
+        raw: Whether the text goes on as it is, without a chat template.
     """
 
     messages: tuple[Message, ...]
@@ -32,6 +33,7 @@ class Prompt:
     category: str = ""
     name: str = ""
     tools: tuple[dict[str, Any], ...] = ()
+    raw: bool = False
 
 
 def packaged_prompts() -> Path:

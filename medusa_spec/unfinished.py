@@ -53,6 +53,37 @@ def locked(folder: Path) -> Iterator[None]:
         _unlock(lock)
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[bool]:
+    """Whether nobody else is in here with the same folder, other processes and threads; a kill ends it.
+
+    Where nothing can be locked (on Windows, on some network file systems) nobody is seen.
+    """
+    lock = _lock(folder, wait=False)
+    try:
+        yield lock is not None or not _taken(folder)
+    finally:
+        _unlock(lock)
+
+
+def _taken(folder: Path) -> bool:
+    """Whether a lock that could not be had is somebody's."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
 def _remove_left(folder: Path) -> None:
     lock = _lock(folder, wait=False)
     if lock is not None:

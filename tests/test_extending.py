@@ -10,8 +10,7 @@ import torch
 
 from medusa_spec import MedusaModel
 from medusa_spec.backbone import Backbone
-from medusa_spec.finetune import FinetuneConfig
-from medusa_spec.finetune import config as finetune_config
+from medusa_spec.finetune import FinetuneConfig, config_checks
 from medusa_spec.finetune.store import make_targets
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import LEVELS, HeadsConfig, Projection, TokenEmbedding, families, make_heads
@@ -42,7 +41,7 @@ def nudge(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (line,) = re.findall(r"^\+(KINDS = .*)$", DIFF, re.MULTILINE)
     kinds: dict[str, tuple[str, ...]] = {}
     exec(line, kinds)
-    for place in (heads_config, finetune_config):
+    for place in (heads_config, config_checks):
         monkeypatch.setattr(place, "KINDS", kinds["KINDS"])
     heads, levels = re.findall(r'^\+    "nudge": (\w+),$', DIFF, re.MULTILINE)
     monkeypatch.setitem(families.FAMILIES, "nudge", getattr(module, heads))

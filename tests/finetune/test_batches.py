@@ -159,3 +159,30 @@ def test_padding_is_what_the_batches_of_an_epoch_are_filled_up_by(
 
 def test_positions_are_never_filled_up(finished: FinetuneConfig) -> None:
     assert make(finished).padding() == 0
+
+
+@pytest.mark.parametrize("attends", [False, True])
+def test_a_limit_spreads_over_the_store(
+    make_store: MakeStore, tmp_path_factory: pytest.TempPathFactory, attends: bool
+) -> None:
+    store = of_lengths(make_store, tmp_path_factory, [*range(60, 10, -1)])
+
+    def positions(**limit: int) -> list[int]:
+        targets = [batch["targets"].flatten(0, -2) for batch in in_order(store, attends=attends, **limit)]
+        return [int((part[:, 0] >= 0).sum()) for part in targets]
+
+    whole = sum(positions())
+    assert sum(positions(limit=10 * whole)) == whole
+    few = sum(positions(limit=whole // 5))
+    assert 0.8 * whole / 5 <= few <= 1.2 * whole / 5
+    read = [batch["targets"].shape[-2] for batch in in_order(store, attends=True, batch_positions=64, limit=whole // 5)]
+    assert max(read) > 50 > 25 > min(read)  # long and short texts
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 200), st.floats(0, 1))
+def test_spread_numbers_are_different_and_reach_everywhere(count: int, share: float) -> None:
+    numbers = batches._spread(count, share).tolist()
+    assert len(numbers) == len(set(numbers)) == min(count, max(1, round(count * share)))
+    gaps = [b - a for a, b in zip(numbers, [*numbers[1:], count], strict=True)] if numbers else []
+    assert all(0 <= number < count for number in numbers) and (not gaps or max(gaps) - min(gaps) <= 1)

@@ -178,3 +178,13 @@ def test_nothing_at_all_is_refused_without_a_template() -> None:
         rendered([{"role": "user", "content": ""}, {"role": "assistant", "content": ""}], tokenizer)
     with pytest.raises(DataError, match="here:1: .*chat template"):
         rendered(TURNS, tokenizer)
+
+
+@pytest.mark.parametrize("make", [plain, lambda: marked("content")])
+def test_a_greeting_is_not_trained_on(make: Any) -> None:
+    """Nobody had asked: the target did not choose it."""
+    greeting = {"role": "assistant", "content": "Welcome!"}
+    for before in ([], TURNS[:1]):
+        ids, mask = rendered([*before, greeting, *TURNS[1:3]], make())
+        trained = [token for token, kept in zip(ids, mask, strict=True) if kept]
+        assert make().decode(trained) == "I am Bob.<|im_end|>"

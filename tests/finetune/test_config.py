@@ -6,7 +6,8 @@ import pytest
 from transformers import LlamaConfig
 
 from medusa_spec.errors import ConfigError
-from medusa_spec.finetune.config import LOSSES, FinetuneConfig
+from medusa_spec.finetune.choices import LOSSES
+from medusa_spec.finetune.config import FinetuneConfig
 from medusa_spec.finetune.distillation import TERMS
 from medusa_spec.heads import options_of
 
@@ -133,6 +134,12 @@ def test_a_draft_vocabulary_of_everything_is_none() -> None:
         ({"top_logits": -1}, "top_logits must be an integer of 0 or more, or None, got -1"),
         ({"ema": 1.0}, r"ema must be a decay in 0\.\.1 and below 1, or 0 for none, got 1.0"),
         ({"ema": -0.1}, "ema must be a decay"),
+        ({"tree_size": 64}, "tree_size must be at most max_tree_size = 63, got 64"),
+        ({"device": "cuda:1"}, "device must be a kind, like 'cuda', .*got 'cuda:1'.*CUDA_VISIBLE_DEVICES"),
+        ({"data": ("self", "a.jsonl")}, "data must be 'self' alone or other names"),
+        ({"data": "self", "sources": "maths"}, "sources must be None for data = 'self'"),
+        ({"init_from": "x", "target_rank": 4, "loss": "kl", "epochs": 2}, "loss, epochs must be left alone with .*2"),
+        ({"init_from": "x", "target_rank": 4, "states_from": "y"}, "states_from must be left alone with target_rank"),
         ({"learning_rates": ("lm_head",)}, "learning_rates must be written part=factor"),
         ({"learning_rates": ("lm_head=fast",)}, "factor above 0, got 'lm_head': 'fast'"),
         ({"learning_rates": {"lm_head": 0}}, "factor above 0, got 'lm_head': 0"),

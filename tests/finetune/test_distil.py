@@ -1,16 +1,19 @@
 """The distil stage."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from medusa_spec.errors import ConfigError, DataError
 from medusa_spec.finetune import FinetuneConfig, distil, run_pipeline
 from medusa_spec.finetune.distil import run_distil
 from medusa_spec.finetune.target import Target
+from medusa_spec.testing import save_tiny_model
 
 MakeConfig = Callable[..., FinetuneConfig]
 
@@ -67,17 +70,29 @@ def test_every_answer_is_the_targets_own_greedy_one(config: FinetuneConfig) -> N
     assert {record.get("source") for record in written} == {"prompts", None}
 
 
-def test_a_greeting_before_anybody_asked_is_kept_as_it_stands(config: FinetuneConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [[], [("system", "be red")]])
+def test_a_greeting_before_anybody_asked_is_kept_as_it_stands(
+    config: FinetuneConfig, tmp_path: Path, before: list[tuple[str, str]]
+) -> None:
     """It is no answer: behind it the target answers what is asked."""
-    turns = [("assistant", "hello"), ("user", "red cat"), ("assistant", "nobody says this")]
+    turns = [*before, ("assistant", "hello"), ("user", "red cat"), ("assistant", "nobody says this")]
     path = tmp_path / "greeted.jsonl"
     path.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
     greeted = FinetuneConfig.from_dict(config.to_dict() | {"data": str(path), "output": str(tmp_path / "greeted")})
     target = Target(greeted)
     run_distil(greeted, target)
-    ((first, second, answer),) = [record["messages"] for record in lines(greeted)]
-    assert first["content"] == "hello" and second["content"] == "red cat"
-    assert answer["content"] == greedy(target, [first, second])[0]
+    ((*asked, answer),) = [record["messages"] for record in lines(greeted)]
+    assert [(turn["role"], turn["content"]) for turn in asked] == turns[:-1]
+    assert answer["content"] == greedy(target, asked)[0]
+
+
+def test_answers_of_another_target_under_the_same_name_are_not_mixed_in(config: FinetuneConfig, tmp_path: Path) -> None:
+    shutil.copytree(config.model, tmp_path / "model")
+    named = FinetuneConfig.from_dict(config.to_dict() | {"model": str(tmp_path / "model")})
+    run_distil(named, Target(named))
+    save_tiny_model(tmp_path / "model", seed=1, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"stage 'distil' .* with other settings: weights was"):
+        run_distil(named, Target(named))
 
 
 def test_a_stopped_and_resumed_run_writes_the_same(

@@ -33,6 +33,9 @@ JOINT: dict[str, Any] = {
     "joint_batch_tokens": 1024,
 }
 
+ALONE: dict[str, Any] = {"epochs": 6, "batch_positions": 2048}
+"""Settings of the heads' own training, which there is none of, as they are by default."""
+
 
 def run(finished: FinetuneConfig, folder: Path, *, stages: Any = None, **changes: Any) -> FinetuneConfig:
     """On data, states and heads of the finished run, as far as they are of the same family."""
@@ -173,7 +176,7 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
 
 def test_given_heads_go_straight_into_joint_training(finished: FinetuneConfig, tmp_path: Path) -> None:
     heads = Path(finished.output) / "heads"
-    config = run(finished, tmp_path / "run", stages=None, init_from=str(heads), joint_max_steps=3, report_prompts=1)
+    config = run(finished, tmp_path / "run", **ALONE, init_from=str(heads), joint_max_steps=3, report_prompts=1)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert "train" not in names and {"joint", "heads", "report"} <= names
     assert config.joint_alone

@@ -10,20 +10,22 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from medusa_spec import MedusaModel
+from medusa_spec.adapters import adapted_layers
 from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import ADAPTER_WEIGHTS, WEIGHTS_NAME, read_config
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.finetune import FinetuneConfig, run_pipeline
 from medusa_spec.finetune.batches import PositionBatches
 from medusa_spec.finetune.given_heads import own_folder
-from medusa_spec.finetune.lora import adapt_heads, adapter_tensors, load_adapter_tensors
+from medusa_spec.finetune.lora import adapt_heads, adapt_target, adapter_tensors, load_adapter_tensors
 from medusa_spec.finetune.target import Target
 from medusa_spec.finetune.train import load_trained
 from medusa_spec.finetune.trained import TrainedHeads
 from medusa_spec.heads import HeadsConfig, fitted_options, make_heads
-from medusa_spec.testing import tiny_model
+from medusa_spec.testing import tiny, tiny_model
 
 MakeConfig = Callable[..., FinetuneConfig]
 FAMILIES: list[tuple[str, str, dict[str, Any]]] = [
@@ -182,3 +184,12 @@ def test_settings_that_cannot_be_are_refused(make_config: MakeConfig, tmp_path: 
         make_config(tmp_path, adapter_alpha=2.0)
     assert make_config(tmp_path, adapter_rank=4, init_from="x").used_adapter_alpha == 8.0
     assert make_config(tmp_path, adapter_rank=4, init_from="x", adapter_alpha=1.0).used_adapter_alpha == 1.0
+
+
+def test_what_a_text_does_not_pass_through_gets_no_adapter() -> None:
+    """A tower for pictures: nothing there could learn."""
+    model: Any = tiny("llama")
+    everywhere = {name for name, _ in adapted_layers(adapt_target(tiny("llama"), rank=2, alpha=1.0, seed=0))}
+    model.tower = nn.Linear(4, 4)
+    found = {name for name, _ in adapted_layers(adapt_target(model, rank=2, alpha=1.0, seed=0))}
+    assert found == everywhere and len(found) > 6

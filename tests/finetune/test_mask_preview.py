@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from medusa_spec.errors import DataError
+from medusa_spec.errors import ConfigError, DataError
 from medusa_spec.finetune import FinetuneConfig, preview
 from medusa_spec.finetune.mask_preview import BRACKETS, COLOUR
 
@@ -68,3 +68,14 @@ def test_records_that_are_left_out_are_told_at_the_end(make_config: MakeConfig, 
     assert "--- left out: a.jsonl:3: no token would be trained on" in shown
     with pytest.raises(DataError, match="a record must have"):
         show(make_config, tmp_path, *records)
+
+
+def test_where_the_target_answers_itself_its_prompts_are_shown(make_config: MakeConfig, tmp_path: Path) -> None:
+    data = tmp_path / "asked.jsonl"
+    data.write_text(json.dumps({"prompt": "red"}) + "\n" + json.dumps({"prompt": "blue", "completion": "cat"}) + "\n")
+    config = make_config(tmp_path / "run", data=str(data), distil=True)
+    shown = preview(config, colour=False)
+    assert shown.count("the target writes the answers itself") == 2 and "⟦" not in shown and "cat" not in shown
+    assert shown.endswith("blue<|im_end|>\n<|im_start|>assistant\n")
+    with pytest.raises(ConfigError, match="'self' is what the model will write"):
+        preview(make_config(tmp_path / "run", data="self"))

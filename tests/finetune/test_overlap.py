@@ -61,5 +61,5 @@ def test_it_is_the_mean_of_the_least_of_both(
                     seen[k] += 1
     torch.testing.assert_close(torch.tensor(found), sums / seen, rtol=1e-4, atol=1e-5)
     assert all(0 < share < 1 for share in found) and seen.min() > 20
-    few = measure_overlap(model, in_order(store, attends=heads.attends, batch_positions=64), 1)
+    few = measure_overlap(model, in_order(store, attends=heads.attends, batch_positions=64, limit=64))
     assert few != found and all(0 <= share < 1 for share in few)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from medusa_spec.errors import ConfigError
 from medusa_spec.finetune import FinetuneConfig, run_pipeline
 from medusa_spec.finetune.pipeline import STAGES
 from medusa_spec.finetune.target import Target
+from medusa_spec.unfinished import alone
 
 MakeConfig = Callable[..., FinetuneConfig]
 
@@ -135,3 +137,65 @@ run_pipeline(FinetuneConfig.from_dict(json.load(open({str(settings)!r}))))
     assert sign.exists() and process.poll() is None
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
+
+
+def test_a_stage_alone_checks_that_those_before_it_had_these_settings(finished: FinetuneConfig, tmp_path: Path) -> None:
+    """Otherwise prompts that were trained on would be reported as held out."""
+    shutil.copytree(finished.output, tmp_path / "run")
+    config = replace(finished, output=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"'data'.*held_out was 0.1, is 0.5"):
+        run_pipeline(replace(config, held_out=0.5), stages=("report",), redo="report")
+    with pytest.raises(ConfigError, match=r"'states'.*batch_tokens was 1024, is 512"):
+        run_pipeline(replace(config, batch_tokens=512), stages=("train",))
+    run_pipeline(replace(config, report_prompts=2), stages=("report",), redo="report")
+
+
+def test_what_is_done_again_must_be_run(finished: FinetuneConfig) -> None:
+    with pytest.raises(ConfigError, match=r"redo must be one of the stages that are run, report, got 'train'"):
+        run_pipeline(finished, stages=("report",), redo="train")
+    assert (Path(finished.output) / "train.done.json").exists()
+
+
+def test_a_redo_that_was_stopped_goes_on(
+    finished: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished.output, tmp_path / "run")
+    config = replace(finished, output=str(tmp_path / "run"), epochs=1)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    again: dict[str, Any] = {"stages": ("train", "calibrate"), "redo": "train"}
+    with monkeypatch.context() as patch:
+        patch.setitem(STAGES, "calibrate", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_pipeline(config, **again)
+    assert not (tmp_path / "run" / "heads").exists() and not (tmp_path / "run" / "report.done.json").exists()
+    trained = (tmp_path / "run" / "train.done.json").stat().st_mtime_ns
+    run_pipeline(config, **again)
+    assert (tmp_path / "run" / "train.done.json").stat().st_mtime_ns == trained
+    assert (tmp_path / "run" / "heads").exists()
+    run_pipeline(config, **again)  # and one that was not stopped begins again
+    assert (tmp_path / "run" / "train.done.json").stat().st_mtime_ns > trained
+
+
+def test_a_second_process_in_the_same_folder_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    with alone(tmp_path / "run") as first, pytest.raises(ConfigError, match="no other process runs its stages"):
+        assert first
+        run_pipeline(config, stages=("data",))
+    run_pipeline(config, stages=("data",))
+
+
+def test_reading_from_the_end_is_for_states_alone(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(tmp_path / "run")
+    back = replace(config, reverse=True)
+    with pytest.raises(ConfigError, match="stage 'data' must be finished first"):
+        run_pipeline(back)
+    run_pipeline(config, stages=("data",))
+    with pytest.raises(ConfigError, match="reverse must be False but for the stage states alone"):
+        run_pipeline(back, stages=("states", "train"))
+    with alone(tmp_path / "run"):  # the first process
+        run_pipeline(back)
+    assert (tmp_path / "run" / "states.done.json").exists() and not (tmp_path / "run" / "train").exists()

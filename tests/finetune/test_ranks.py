@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,16 +49,6 @@ def test_measured_ranks_equal_a_naive_loop_where_every_head_has_a_target(finishe
     assert 100 < len(complete) < len(store.decoding_rows())
     assert len(ranks) == len(complete) and ranks[:40].tolist() == naive_ranks(heads, store, complete[:40])
     assert ranks[-20:].tolist() == naive_ranks(heads, store, complete[-20:])
-
-
-@pytest.mark.parametrize("limit", [1, 7, 60, 10**6])
-def test_a_limit_takes_the_first_positions_and_reads_no_further(finished: FinetuneConfig, limit: int) -> None:
-    store = StateStore(Path(finished.output), "held_out", 3)
-    model = TrainedHeads(load_trained(finished, Target(finished).backbone), depth_decay=0.8)
-    batches = list(in_order(store, attends=False, batch_positions=50))
-    whole, source = measure_ranks(model, batches), iter(batches)
-    assert torch.equal(measure_ranks(model, source, limit), whole[:limit])
-    assert (len(list(source)) > 0) == (limit <= 60)
 
 
 def test_without_a_position_at_which_every_head_has_a_target_all_that_draft_count(finished: FinetuneConfig) -> None:

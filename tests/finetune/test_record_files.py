@@ -114,3 +114,23 @@ def test_a_name_of_other_parts_is_refused(name: str) -> None:
 def test_a_file_whose_name_has_a_colon_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "a:b:c:d.jsonl").write_text(json.dumps(ROWS[0]))
     assert values(tmp_path / "a:b:c:d.jsonl") == ROWS[:1]
+
+
+@pytest.mark.parametrize("passed", ["extra.jsonl", "below/extra.jsonl", "extra.parquet"])
+def test_a_folder_of_which_a_part_would_be_passed_by_is_refused(tmp_path: Path, passed: str) -> None:
+    """`datasets` reads files that are named after a split, or else those of one format."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "train-a.jsonl").write_text('{"a": 1}\n')
+    (folder / "dataset_infos.json").write_text("{}")
+    assert values(folder) == [{"a": 1}]
+    (folder / passed).parent.mkdir(exist_ok=True)
+    if passed.endswith("parquet"):
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"a": 2}]), folder / passed)
+    else:
+        (folder / passed).write_text('{"a": 2}\n')
+    with pytest.raises(DataError, match=f"1 files that would not be read with the others, .*{passed}"):
+        values(folder)

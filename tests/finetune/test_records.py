@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from medusa_spec.errors import DataError
-from medusa_spec.finetune.records import Record, fingerprint, parse_record, read_records
+from medusa_spec.finetune.records import Record, fingerprint, first_answer, parse_record, read_records
 
 CHAT = {"source": "s", "messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}
 PAIR = {"prompt": "Q", "completion": "A", "licence": "MIT", "finished": False}
@@ -174,3 +174,19 @@ def test_records_in_the_documents_are_read() -> None:
     records = [parse_record(json.loads(line), line) for line in lines]
     assert len(records) >= 8 and len({record.form for record in records}) == 5
     assert any(record.tools for record in records)
+
+
+GREETED = [{"role": role, "content": role} for role in ("system", "assistant", "user", "assistant")]
+
+
+@pytest.mark.parametrize(
+    ("turns", "first"),
+    [(GREETED, 3), (GREETED[1:], 2), (GREETED[:2], 1), (GREETED[2:], 1), (GREETED[:1], 1), (GREETED[1:3], 2), ([], 0)],
+)
+def test_a_greeting_is_no_answer(turns: list[dict[str, str]], first: int) -> None:
+    assert first_answer(turns) == first
+
+
+def test_chats_that_begin_with_the_same_greeting_are_parted_by_what_is_asked() -> None:
+    chats = [(*GREETED[:2], {"role": "user", "content": str(number)}, GREETED[3]) for number in range(2)]
+    assert len({Record(place="here", messages=chat).split_key() for chat in chats}) == 2

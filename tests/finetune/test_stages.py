@@ -54,3 +54,19 @@ def test_a_setting_that_an_older_version_did_not_note_is_compared_once_it_is_not
     if not finished:  # noted when it went on
         with pytest.raises(ConfigError, match="b was 2, is 3"):
             begin(tmp_path, "x", {"a": 1, "b": 3}, younger=("b",))
+
+
+def test_what_a_stage_left_elsewhere_is_forgotten_with_it(tmp_path: Path) -> None:
+    (tmp_path / "written").mkdir()
+    for name in (
+        "self.jsonl",
+        "distil.jsonl",
+        "written/self-0000001.safetensors",
+        "written/distil-0000001.safetensors",
+    ):
+        (tmp_path / name).write_text("")
+    (tmp_path / "heads").mkdir()
+    forget(tmp_path, "distil")
+    assert {path.name for path in tmp_path.rglob("*.*")} == {"self.jsonl", "self-0000001.safetensors"}
+    forget(tmp_path, "calibrate")
+    assert not (tmp_path / "heads").exists()

@@ -161,16 +161,17 @@ def test_a_part_that_the_heads_do_not_have_is_refused_before_training(
         train_heads(fresh(finished, config), *stores(finished), config, tmp_path)
 
 
+@pytest.mark.parametrize("changes", [{}, {"max_steps": 8, "ema": 0.5}])
 def test_a_training_that_had_only_to_be_noted_as_done_is_not_trained_on(
-    finished: FinetuneConfig, make_config: MakeConfig, tmp_path: Path
+    finished: FinetuneConfig, make_config: MakeConfig, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    config = make_config(tmp_path)
+    config = make_config(tmp_path, **changes)
     states = []
     for _ in range(2):
         model = fresh(finished, config)
         history = train_heads(model, *stores(finished), config, tmp_path)
         states.append(model.state_dict())
-        assert history[-1]["step"] == 34
+        assert history[-1]["step"] == (8 if changes else 34)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 

@@ -12,7 +12,7 @@ from medusa_spec.cli import main
 from medusa_spec.cli.app import app
 from medusa_spec.cli.finetune_app import REPEATABLE
 from medusa_spec.finetune import FinetuneConfig, mask_preview, pipeline
-from medusa_spec.finetune.config import LOSSES
+from medusa_spec.finetune.choices import LOSSES
 from medusa_spec.heads.config import KINDS
 
 
