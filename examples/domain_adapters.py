@@ -20,7 +20,7 @@ def main(model_name: str, heads: str, **adapters: str) -> dict[str, dict[str, tu
 
     Returns:
         By domain of the prompt and name of the adapter (`"none"` for the heads alone): the ids, which are the same
-        whatever is active, and the mean of accepted draft tokens per pass, which is not.
+        whatever is active, and the mean of accepted draft tokens per drafted pass, which is not.
     """
     tokenizer = AutoTokenizer.from_pretrained(model_name)
     model = MedusaModel.from_pretrained(model_name, heads=heads)

@@ -30,9 +30,11 @@ def main(name: str, data: str, output: str, **settings: Any) -> list[int]:
     )
     output_ids = model.generate(**inputs, max_new_tokens=32, do_sample=False)
     print(tokenizer.decode(output_ids[0], skip_special_tokens=True))
-    print(f"mu {model.last_stats.mu:.2f}; see {run / 'report.md'}")
+    print(f"mu {model.last_stats.mu:.2f}; see {run / 'report' / 'report.md'}")
     return output_ids[0].tolist()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Wrap a model in trained heads and decode: the same tokens as its own generate, in fewer passes.
+"""Wrap a model in trained heads and decode: the same tokens as plain decoding, in fewer passes.
 
 python examples/wrap_and_generate.py [MODEL HEADS]
 """

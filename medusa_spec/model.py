@@ -37,7 +37,7 @@ class MedusaModel(nn.Module, AdapterMethods, PushToHubMixin):
     ```python
     model = MedusaModel.from_pretrained("org/base-model", heads="path-or-hub-id")
     out = model.generate(**inputs, max_new_tokens=256)
-    model.last_stats.mu  # accepted draft tokens per pass
+    model.last_stats.mu  # accepted draft tokens per drafted pass
     ```
 
     What is not found here is looked up on the target: `model.config`, `model.device`, `model.get_input_embeddings()`.
