@@ -206,7 +206,8 @@ def training_record(config: FinetuneConfig, calibration: dict[str, Any]) -> dict
         recipe["top_logits"] = config.kept_logits
     recipe["draft_vocab_size"] = train["result"]["heads"]["draft_vocab_size"]  # of given heads it is theirs
     if recipe["init_from"] is not None:
-        recipe["init_from"] = Path(recipe["init_from"]).name
+        given = Path(recipe["init_from"])
+        recipe["init_from"] = "/".join(given.parts[-2:]) if given.name == "heads" else given.name  # of a run: its name
     return {
         "data": {
             "names": [Path(name).name for name in config.data],

@@ -79,8 +79,10 @@ def train_jointly(model: JointModel, texts: TokenTexts, config: FinetuneConfig, 
         raise ConfigError(
             "target_rank must be None under FSDP, which would shard the frozen target; use plain processes"
         )
-    run = replace(
+    run = replace(  # as a training of heads
         config,
+        target_rank=None,
+        target_alpha=None,
         learning_rate=config.target_learning_rate,
         learning_rates=config.learning_rates | {"trained": config.heads_rate},
         unroll_ramp=0.0,  # all steps have been trained before

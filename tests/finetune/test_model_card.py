@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from medusa_spec.checkpoint import CARD_NAME, heads_folder, packaged_heads, read_config
 from medusa_spec.config import MedusaConfig
 from medusa_spec.finetune.model_card import model_card
 from medusa_spec.heads import HeadsConfig
@@ -89,3 +92,9 @@ def test_heads_of_an_adapted_target_say_whose_output_it_is() -> None:
     assert "its output does not change" not in card and "its output does not change" in model_card(
         replace(config, target_adapter_hash=None)
     )
+
+
+@pytest.mark.parametrize("name", packaged_heads())
+def test_packaged_heads_have_the_card_that_they_would_get(name: str) -> None:
+    folder = heads_folder(name)
+    assert (folder / CARD_NAME).read_text(encoding="utf-8") == model_card(read_config(folder))
