@@ -10,7 +10,7 @@ from medusa_spec.backbone import Backbone
 from medusa_spec.checkpoint import CONFIG_NAME, WEIGHTS_NAME, heads_folder, load_heads, read_config
 from medusa_spec.errors import CheckpointError, ConfigError
 from medusa_spec.head_adapters import is_adapter
-from medusa_spec.heads import DraftHeads, HeadsConfig, make_heads, options_of
+from medusa_spec.heads import DraftHeads, HeadsConfig, make_heads, options_of, parse_options
 from medusa_spec.target_adapter import target_adapter
 
 SHAPE = ("kind", "num_heads", "num_layers", "lm_head")
@@ -58,7 +58,16 @@ def shaped_as_given(settings: dict[str, Any]) -> dict[str, Any]:
     for key in (*SHAPE, "draft_vocab_size"):
         if key in settings and settings[key] != getattr(heads, key):
             raise _refused(key, settings["init_from"], getattr(heads, key), settings[key])
-    return {name: getattr(heads, name) for name in (*SHAPE, "rank", "options", "draft_vocab_size")} | settings
+    said = settings.get("options", {})
+    try:
+        options = dict(heads.options) | (said if isinstance(said, dict) else parse_options(said))
+        same = options_of(heads.kind, options) == options_of(heads.kind, heads.options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not same:
+        raise _refused("options", settings["init_from"], heads.options, said)
+    shape = {name: getattr(heads, name) for name in (*SHAPE, "rank", "draft_vocab_size")}
+    return shape | settings | {"options": options}
 
 
 def check_shape(ours: HeadsConfig, theirs: HeadsConfig, name: str) -> None:

@@ -180,6 +180,10 @@ def test_what_is_said_otherwise_of_given_heads_is_refused_at_once(
 ) -> None:
     assert _run(*"--model m --data a --output o --init-from smollm2-135m --num-heads 4".split()) == 2
     assert "num_heads must be that of init_from = 'smollm2-135m', which is 7, got 4" in capsys.readouterr().err
+    assert _run(*"--model m --data a --output o --init-from smollm2-135m --option tied=false".split()) == 2
+    assert "options must be that of init_from = 'smollm2-135m'" in capsys.readouterr().err
+    assert _run(*"--model m --data a --output o --init-from smollm2-135m --option tied".split()) == 2
+    assert "options must be written name=value, got 'tied'" in capsys.readouterr().err
     assert _run(*"--model m --data a --output o --init-from nowhere".split()) == 2 and not runs
 
 
