@@ -89,8 +89,8 @@ def run_pipeline(
             if processes.main or name in SHARED:
                 STAGES[name](config, target)
             processes.wait()
-        if processes.main and redo is not None:
-            (output / REDO).unlink()
+        if processes.main and not config.reverse:
+            _forget_redo(output, chosen)
     return output
 
 
@@ -122,7 +122,7 @@ def _chosen(config: FinetuneConfig, stages: Sequence[str] | None, redo: str | No
 
 def _in_turn(output: Path, chosen: Sequence[str]) -> list[str]:
     """The chosen stages, and before them those that are done: they only look whether the settings are still theirs."""
-    last = max(map(list(STAGES).index, chosen))
+    last = max(map(list(STAGES).index, chosen), default=0)
     before = list(STAGES)[:last]
     return [name for name in STAGES if name in chosen or (name in before and marks.done_path(output, name).exists())]
 
@@ -135,3 +135,9 @@ def _redo(output: Path, first: str, asked: dict[str, Any]) -> None:
     for name in list(STAGES)[list(STAGES).index(first) :]:
         marks.forget(output, name)
     write_json(output / REDO, asked)
+
+
+def _forget_redo(output: Path, run: Sequence[str]) -> None:
+    """What was to be done again has been, by whichever command."""
+    if (output / REDO).exists() and set(read_json(output / REDO)["stages"]) <= set(run):
+        (output / REDO).unlink()

@@ -175,6 +175,12 @@ def test_a_redo_that_was_stopped_goes_on(
     run_pipeline(config, **again)
     assert (tmp_path / "run" / "train.done.json").stat().st_mtime_ns == trained
     assert (tmp_path / "run" / "heads").exists()
+    with monkeypatch.context() as patch:
+        patch.setitem(STAGES, "calibrate", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_pipeline(replace(config, report_prompts=3), **again)
+    run_pipeline(replace(config, report_prompts=3))  # a command that says nothing of it does the rest
+    trained = (tmp_path / "run" / "train.done.json").stat().st_mtime_ns
     run_pipeline(config, **again)  # and one that was not stopped begins again
     assert (tmp_path / "run" / "train.done.json").stat().st_mtime_ns > trained
 
