@@ -79,7 +79,7 @@ def parse(file: Path) -> ast.Module:
 
 def folder_of(file: Path) -> str:
     parts = file.relative_to(ROOT).parts
-    return "cli" if parts[:2] == ("medusa_spec", "cli") else parts[0]
+    return "cli" if parts[:2] in (("medusa_spec", "cli"), ("medusa_spec", "__main__.py")) else parts[0]
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:

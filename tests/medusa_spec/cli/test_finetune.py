@@ -1,6 +1,5 @@
 import json
 import runpy
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import typer.main
 from medusa_spec.checkpoint import heads_folder, read_config
 from medusa_spec.cli import main
 from medusa_spec.cli.app import app
-from medusa_spec.cli.finetune_app import REPEATABLE
 from medusa_spec.finetune import FinetuneConfig, mask_preview, pipeline
 from medusa_spec.finetune.choices import LOSSES
 from medusa_spec.heads.config import KINDS
@@ -99,12 +97,6 @@ def test_how_is_learnt_becomes_settings(runs: list[Any]) -> None:
     config = runs[0][1]
     assert (config.loss, config.top_logits, config.ema) == ("lk", 16, 0.99)
     assert config.learning_rates == {"lm_head": 0.1, "heads.0": 2.0}
-
-
-def test_every_setting_has_an_option() -> None:
-    shown = {option.name for option in typer.main.get_command(app).commands["finetune"].params}
-    settings = {field.name for field in fields(FinetuneConfig)}
-    assert {REPEATABLE.get(name, name) for name in shown} == settings | {"preview", "stage", "redo"}
 
 
 def test_a_zero_is_a_value(runs: list[Any]) -> None:
