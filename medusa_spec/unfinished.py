@@ -59,40 +59,33 @@ def alone(folder: Path) -> Iterator[bool]:
 
     Where nothing can be locked (on Windows, on some network file systems) nobody is seen.
     """
-    lock = _lock(folder, wait=False)
+    lock, free = None, True
     try:
-        yield lock is not None or not _taken(folder)
+        lock = _lock(folder, wait=False)
+    except BlockingIOError:
+        free = False
+    try:
+        yield free
     finally:
         _unlock(lock)
 
 
-def _taken(folder: Path) -> bool:
-    """Whether a lock that could not be had is somebody's."""
-    try:
-        import fcntl
-    except ImportError:
-        return False
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(file)
-    return False
-
-
 def _remove_left(folder: Path) -> None:
-    lock = _lock(folder, wait=False)
+    try:
+        lock = _lock(folder, wait=False)
+    except BlockingIOError:  # another's
+        return
     if lock is not None:
         shutil.rmtree(folder, ignore_errors=True)
         _unlock(lock)
 
 
 def _lock(folder: Path, *, wait: bool) -> int | None:
-    """Locks a folder for as long as this process lives; None if it is gone, another's, or cannot be locked."""
+    """Locks a folder for as long as this process lives; None if it is gone or cannot be locked.
+
+    Raises:
+        BlockingIOError: If it is another's, and one does not wait.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
@@ -101,6 +94,9 @@ def _lock(folder: Path, *, wait: bool) -> int | None:
     try:
         file = os.open(folder, os.O_RDONLY)
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _unlock(file)
+        raise
     except OSError:
         _unlock(file)
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from medusa_spec import unfinished as module
-from medusa_spec.unfinished import locked, remove_unfinished, unfinished
+from medusa_spec.unfinished import alone, locked, remove_unfinished, unfinished
 
 WRITER = """
 import pathlib, sys, time
@@ -108,3 +108,10 @@ def test_a_lock_keeps_others_waiting_and_is_given_back(tmp_path: Path) -> None:
         raise OSError("full")
     thread.join()
     assert order == ["first", "other"]
+
+
+def test_one_alone_is_told_of_the_other(tmp_path: Path) -> None:
+    with alone(tmp_path) as first, alone(tmp_path) as second:
+        assert first and not second
+    with alone(tmp_path) as again:
+        assert again
